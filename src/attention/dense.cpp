@@ -1,0 +1,145 @@
+// Dense attention: the banded kernel once a hop, state carried from hop to hop.
+#include <algorithm>
+#include <cmath>
+
+#include "attention/attention.h"
+#include "ops/ops.h"
+#include "parallel/ring.h"
+
+namespace annulus::attention {
+namespace {
+
+// Bounds of the local rows in the key buffer of rank `source`.
+void map_bounds(Context& ctx, const SequenceBatch& sequence, int source, const TensorView& first,
+                const TensorView& last) {
+  const auto begin = sequence.layout->chunk_begin(source);
+  band_bounds(ctx, {.global_first = sequence.global_first,
+                    .global_last = sequence.global_last,
+                    .first = first,
+                    .last = last,
+                    .chunk = sequence.layout->chunk(),
+                    .chunk_begin = {begin[0], begin[1]}});
+}
+
+struct Bounds {
+  TensorView first, last;
+  Bounds(Context& ctx, const SequenceBatch& sequence)
+      : first(ctx.scratch->allocate("band first", DType::i32, sequence.global_first.shape)),
+        last(ctx.scratch->allocate("band last", DType::i32, sequence.global_first.shape)) {}
+};
+
+TensorView scratch_like(Context& ctx, const char* name, const TensorView& model, bool needed = true) {
+  return needed ? ctx.scratch->allocate(name, model.dtype, model.shape) : TensorView{};
+}
+
+int hop_of(const SequenceBatch& sequence, int source) {
+  const int ranks = sequence.layout->ranks();
+  return (sequence.mesh->coordinate("sequence") - source + ranks) % ranks;
+}
+
+}  // namespace
+
+std::vector<int> needed_hops(const parallel::SequenceLayout& layout, std::span<const std::int32_t> first,
+                             std::int64_t batch) {
+  const int ranks = layout.ranks();
+  const std::int64_t chunk = layout.chunk(), tokens = layout.tokens();
+  // Is there a query in [query, query + chunk) that sees a key in [key, key + chunk)? Bounds do not decrease, so the first
+  // query at or after `key` reaches back furthest.
+  auto sees = [&](std::int64_t query, std::int64_t key) {
+    if (query < 0 || key < 0) return false;
+    const std::int64_t t = std::max(query, key);
+    if (t >= query + chunk) return false;
+    for (std::int64_t b = 0; b < batch; ++b) {
+      if (first[static_cast<std::size_t>(b * tokens + t)] < key + chunk) return true;
+    }
+    return false;
+  };
+  std::vector<int> hops{0};
+  for (int hop = 1; hop < ranks; ++hop) {
+    bool needed = false;
+    for (int rank = 0; rank < ranks && !needed; ++rank) {
+      for (const auto query : layout.chunk_begin(rank)) {
+        for (const auto key : layout.chunk_begin((rank - hop + ranks) % ranks)) needed = needed || sees(query, key);
+      }
+    }
+    if (needed) hops.push_back(hop);
+  }
+  return hops;
+}
+
+void dense_forward(Context& ctx, const SequenceBatch& sequence, const DenseForward& args) {
+  const Arena::Scope scope(*ctx.scratch);
+  const DType stat = stat_type(args.q.dtype);
+  const Bounds bounds(ctx, sequence);
+  // The state is carried in stat; where that is the working type the output itself is the state.
+  const TensorView o =
+      stat == args.out.dtype ? args.out : ctx.scratch->allocate("attention state", stat, args.out.shape);
+  const auto hops = static_cast<int>(sequence.hops.size());
+  const TensorView visiting0 = scratch_like(ctx, "visiting kv 0", args.kv, hops > 1);
+  const TensorView visiting1 = scratch_like(ctx, "visiting kv 1", args.kv, hops > 2);
+  bool has_state = false;
+  parallel::ring_forward(
+      ctx, {.ring = sequence.mesh->kv_ring(), .hops = sequence.hops, .own = args.kv, .visiting = {visiting0, visiting1}},
+      [&](int source, const TensorView& kv, bool is_last) {
+        ctx.at_hop(hop_of(sequence, source));
+        map_bounds(ctx, sequence, source, bounds.first, bounds.last);
+        band_forward(ctx, {.q = args.q,
+                           .k = kv[0],
+                           .v = kv[1],
+                           .first = bounds.first,
+                           .last = bounds.last,
+                           .o = o,
+                           .lse = args.lse,
+                           .has_state = has_state,
+                           .out = is_last ? args.out : TensorView{},
+                           .scale = 1 / std::sqrt(static_cast<double>(args.q.dim(3)))});
+        has_state = true;
+      });
+}
+
+void dense_backward(Context& ctx, const SequenceBatch& sequence, const DenseBackward& args) {
+  const Arena::Scope scope(*ctx.scratch);
+  const Bounds bounds(ctx, sequence);
+  const TensorView delta = ctx.scratch->allocate("attention delta", args.lse.dtype, args.lse.shape);
+  const auto hops = static_cast<int>(sequence.hops.size());
+  const TensorView visiting0 = scratch_like(ctx, "visiting kv 0", args.kv, hops > 1);
+  const TensorView visiting1 = scratch_like(ctx, "visiting kv 1", args.kv, hops > 2);
+  const TensorView partial = scratch_like(ctx, "partial d_kv", args.d_kv, hops > 1);
+  const TensorView travelling0 = scratch_like(ctx, "travelling d_kv 0", args.d_kv, hops > 1);
+  const TensorView travelling1 = scratch_like(ctx, "travelling d_kv 1", args.d_kv, hops > 1);
+
+  band_delta(ctx, {.d_o = args.d_out, .o = args.out, .delta = delta});
+  ops::fill(ctx, {.y = args.d_q, .value = 0});
+  parallel::ring_backward(
+      ctx,
+      {.ring = sequence.mesh->kv_ring(),
+       .gradient_ring = sequence.mesh->dkv_ring(),
+       .hops = sequence.hops,
+       .own = args.kv,
+       .visiting = {visiting0, visiting1},
+       .own_gradient = args.d_kv,
+       .partial = partial,
+       .travelling = {travelling0, travelling1},
+       .zero = [](Context& c, const TensorView& y) { ops::fill(c, {.y = y, .value = 0}); },
+       .accumulate = [](Context& c, const TensorView& from, const TensorView& into) {
+         ops::add(c, {.a = from, .b = into, .y = into});
+       }},
+      [&](int source, const TensorView& kv, const TensorView& d_kv) {
+        ctx.at_hop(hop_of(sequence, source));
+        map_bounds(ctx, sequence, source, bounds.first, bounds.last);
+        band_backward(ctx, {.q = args.q,
+                            .k = kv[0],
+                            .v = kv[1],
+                            .first = bounds.first,
+                            .last = bounds.last,
+                            .d_o = args.d_out,
+                            .lse = args.lse,
+                            .delta = delta,
+                            .d_q = args.d_q,
+                            .d_k = d_kv[0],
+                            .d_v = d_kv[1],
+                            .scale = 1 / std::sqrt(static_cast<double>(args.q.dim(3)))});
+      });
+}
+
+}  // namespace annulus::attention
