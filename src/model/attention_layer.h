@@ -1,0 +1,45 @@
+// The attention sublayer: projections, q/k norm, RoPE, an attention kind, output projection. One class per kind behind one
+// interface; the block knows no kinds. To add one: docs/adding_attention.md.
+#pragma once
+
+#include <memory>
+
+#include "attention/attention.h"
+#include "model/layers.h"
+
+namespace annulus::model {
+
+using attention::SequenceBatch;
+
+// Takes memory for saved tensors. Kept fields live until backward; the others are refilled by a forward just before it.
+class SavedAllocator {
+ public:
+  virtual ~SavedAllocator() = default;
+  virtual TensorView keep(const char* name, DType dtype, const Shape& shape) = 0;       // activations
+  virtual TensorView attention(const char* name, DType dtype, const Shape& shape) = 0;  // attention's output and lse
+};
+
+class AttentionLayer {
+ public:
+  struct Saved {
+    virtual ~Saved() = default;
+  };
+  virtual ~AttentionLayer() = default;
+
+  virtual std::unique_ptr<Saved> allocate_saved(SavedAllocator& allocator, DType dtype, std::int64_t batch,
+                                                std::int64_t local_tokens) const = 0;
+  // x [R, H] (the block's norm(x)) -> y [R, H]. Collective over the sequence axis. y may be empty: only Saved is filled;
+  // with attention_kept Saved already holds the attention's output and statistics, and the ring is not run again.
+  virtual void forward(Context& ctx, const SequenceBatch& sequence, const TensorView& x, const TensorView& y,
+                       Saved& saved, bool attention_kept) const = 0;
+  // d_x is overwritten.
+  virtual void backward(Context& ctx, const SequenceBatch& sequence, const TensorView& d_y, const TensorView& x,
+                        const Saved& saved, const TensorView& d_x) const = 0;
+  virtual void visit_parameters(const ParameterVisitor& visit) = 0;
+  // Floating-point operations of the attention products themselves, forward, per sequence of S tokens (all ranks).
+  virtual double attention_flops(std::int64_t tokens) const = 0;
+};
+
+std::unique_ptr<AttentionLayer> make_attention_layer(const ModelConfig& config, std::int64_t layer);
+
+}  // namespace annulus::model

@@ -1,0 +1,162 @@
+// Dense grouped-query attention (arXiv 2305.13245) as a sublayer, and the factory of attention kinds.
+#include <algorithm>
+
+#include "model/attention_layer.h"
+
+namespace annulus::model {
+namespace {
+
+class DenseLayer : public AttentionLayer {
+ public:
+  DenseLayer(const std::string& name, const ModelConfig& config);
+
+  std::unique_ptr<AttentionLayer::Saved> allocate_saved(SavedAllocator& allocator, DType dtype, std::int64_t batch,
+                                                        std::int64_t local_tokens) const override;
+  void forward(Context& ctx, const SequenceBatch& sequence, const TensorView& x, const TensorView& y,
+               AttentionLayer::Saved& saved, bool attention_kept) const override;
+  void backward(Context& ctx, const SequenceBatch& sequence, const TensorView& d_y, const TensorView& x,
+                const AttentionLayer::Saved& saved, const TensorView& d_x) const override;
+  void visit_parameters(const ParameterVisitor& visit) override;
+  double attention_flops(std::int64_t tokens) const override;
+
+ private:
+  struct Saved : AttentionLayer::Saved {
+    TensorView q, kv;              // [B, T, Hq, D], [2, B, T, Hkv, D], rotated
+    TensorView q_raw, k_raw;       // before q/k norm
+    RmsNorm::Saved q_norm, k_norm; // [R·Hq], [R·Hkv]
+    TensorView out, lse;           // [B, T, Hq, D], [B, Hq, T]
+  };
+
+  std::int64_t heads_, kv_heads_, head_dim_, window_;
+  Linear q_proj_, k_proj_, v_proj_;
+  std::unique_ptr<RmsNorm> q_norm_, k_norm_;  // null without qk_norm
+  Linear o_proj_;
+};
+
+DenseLayer::DenseLayer(const std::string& name, const ModelConfig& c)
+    : heads_(c.num_attention_heads),
+      kv_heads_(c.num_key_value_heads),
+      head_dim_(c.head_dim),
+      window_(c.sliding_window),
+      q_proj_(name + ".q_proj", c.hidden_size, heads_ * head_dim_, c.attention_bias),
+      k_proj_(name + ".k_proj", c.hidden_size, kv_heads_ * head_dim_, c.attention_bias),
+      v_proj_(name + ".v_proj", c.hidden_size, kv_heads_ * head_dim_, c.attention_bias),
+      o_proj_(name + ".o_proj", heads_ * head_dim_, c.hidden_size, false, Init::residual) {
+  if (c.qk_norm) {
+    q_norm_ = std::make_unique<RmsNorm>(name + ".q_norm", head_dim_, c.rms_norm_eps);
+    k_norm_ = std::make_unique<RmsNorm>(name + ".k_norm", head_dim_, c.rms_norm_eps);
+  }
+}
+
+std::unique_ptr<AttentionLayer::Saved> DenseLayer::allocate_saved(SavedAllocator& allocator, DType dtype,
+                                                                  std::int64_t batch, std::int64_t local_tokens) const {
+  auto saved = std::make_unique<Saved>();
+  const Shape q_shape{batch, local_tokens, heads_, head_dim_};
+  const DType stat = stat_type(dtype);
+  saved->q = allocator.keep("q", dtype, q_shape);
+  saved->kv = allocator.keep("kv", dtype, {2, batch, local_tokens, kv_heads_, head_dim_});
+  if (q_norm_) {
+    saved->q_raw = allocator.keep("q before norm", dtype, q_shape);
+    saved->k_raw = allocator.keep("k before norm", dtype, {batch, local_tokens, kv_heads_, head_dim_});
+    saved->q_norm.rstd = allocator.keep("q rstd", stat, {batch * local_tokens * heads_});
+    saved->k_norm.rstd = allocator.keep("k rstd", stat, {batch * local_tokens * kv_heads_});
+  }
+  saved->out = allocator.attention("attention out", dtype, q_shape);
+  saved->lse = allocator.attention("attention lse", stat, {batch, heads_, local_tokens});
+  return saved;
+}
+
+void DenseLayer::forward(Context& ctx, const SequenceBatch& sequence, const TensorView& x, const TensorView& y,
+                         AttentionLayer::Saved& saved_base, bool attention_kept) const {
+  auto& s = static_cast<Saved&>(saved_base);
+  const std::int64_t rows = sequence.rows();
+  const TensorView k = s.kv[0], v = s.kv[1];
+  auto project = [&](const Linear& linear, const TensorView& into) {
+    linear.forward(ctx, x, into.reshape({rows, into.numel() / rows}));
+  };
+  auto heads = [&](const TensorView& t) { return t.reshape({t.numel() / head_dim_, head_dim_}); };
+  project(q_proj_, q_norm_ ? s.q_raw : s.q);
+  project(k_proj_, k_norm_ ? s.k_raw : k);
+  project(v_proj_, v);
+  if (q_norm_) {
+    q_norm_->forward(ctx, heads(s.q_raw), heads(s.q), s.q_norm);
+    k_norm_->forward(ctx, heads(s.k_raw), heads(k), s.k_norm);
+  }
+  ops::rope(ctx, {.x = s.q.reshape({rows, heads_, head_dim_}), .cos = sequence.cos, .sin = sequence.sin});
+  ops::rope(ctx, {.x = k.reshape({rows, kv_heads_, head_dim_}), .cos = sequence.cos, .sin = sequence.sin});
+  if (!attention_kept) {
+    attention::dense_forward(ctx, sequence, {.q = s.q, .kv = s.kv, .out = s.out, .lse = s.lse});
+  }
+  if (y.shape.rank()) o_proj_.forward(ctx, s.out.reshape({rows, heads_ * head_dim_}), y);
+}
+
+void DenseLayer::backward(Context& ctx, const SequenceBatch& sequence, const TensorView& d_y, const TensorView& x,
+                          const AttentionLayer::Saved& saved_base, const TensorView& d_x) const {
+  const auto& s = static_cast<const Saved&>(saved_base);
+  const Arena::Scope scope(*ctx.scratch);
+  const std::int64_t rows = sequence.rows();
+  const DType dtype = s.q.dtype, stat = stat_type(dtype);
+  auto heads = [&](const TensorView& t) { return t.reshape({t.numel() / head_dim_, head_dim_}); };
+  auto matrix = [&](const TensorView& t) { return t.reshape({rows, t.numel() / rows}); };
+
+  const TensorView d_out = ctx.scratch->allocate("d_attention", dtype, s.out.shape);
+  o_proj_.backward(ctx, d_y, matrix(s.out), matrix(d_out), GradMode::overwrite);
+
+  const TensorView d_q = ctx.scratch->allocate("d_q", stat, s.q.shape);
+  const TensorView d_kv = ctx.scratch->allocate("d_kv", stat, s.kv.shape);
+  attention::dense_backward(
+      ctx, sequence, {.q = s.q, .kv = s.kv, .out = s.out, .lse = s.lse, .d_out = d_out, .d_q = d_q, .d_kv = d_kv});
+
+  // From here in the working type; where it is stat nothing is copied.
+  auto working = [&](const char* name, const TensorView& t) {
+    if (t.dtype == dtype) return t;
+    const TensorView y = ctx.scratch->allocate(name, dtype, t.shape);
+    ops::cast(ctx, {.x = t, .y = y});
+    return y;
+  };
+  const TensorView g_q = working("d_q, working type", d_q);
+  const TensorView g_kv = working("d_kv, working type", d_kv);
+  const TensorView g_k = g_kv[0], g_v = g_kv[1];
+  ops::rope(ctx, {.x = g_q.reshape({rows, heads_, head_dim_}), .cos = sequence.cos, .sin = sequence.sin, .inverse = true});
+  ops::rope(ctx, {.x = g_k.reshape({rows, kv_heads_, head_dim_}), .cos = sequence.cos, .sin = sequence.sin, .inverse = true});
+  if (q_norm_) {
+    q_norm_->backward(ctx, heads(g_q), heads(s.q_raw), s.q_norm, heads(g_q), GradMode::overwrite);
+    k_norm_->backward(ctx, heads(g_k), heads(s.k_raw), s.k_norm, heads(g_k), GradMode::overwrite);
+  }
+  q_proj_.backward(ctx, matrix(g_q), x, d_x, GradMode::overwrite);
+  k_proj_.backward(ctx, matrix(g_k), x, d_x, GradMode::accumulate);
+  v_proj_.backward(ctx, matrix(g_v), x, d_x, GradMode::accumulate);
+}
+
+void DenseLayer::visit_parameters(const ParameterVisitor& visit) {
+  q_proj_.visit_parameters(visit);
+  k_proj_.visit_parameters(visit);
+  v_proj_.visit_parameters(visit);
+  if (q_norm_) {
+    q_norm_->visit_parameters(visit);
+    k_norm_->visit_parameters(visit);
+  }
+  o_proj_.visit_parameters(visit);
+}
+
+double DenseLayer::attention_flops(std::int64_t tokens) const {
+  const double s = static_cast<double>(tokens);
+  const double w = window_ > 0 ? std::min(static_cast<double>(window_), s) : s;
+  const double pairs = w * (w + 1) / 2 + (s - w) * w;  // visible (query, key) pairs
+  return 4 * pairs * static_cast<double>(heads_ * head_dim_);
+}
+
+}  // namespace
+
+std::unique_ptr<AttentionLayer> make_attention_layer(const ModelConfig& config, std::int64_t layer) {
+  const std::string name = "model.layers." + std::to_string(layer) + ".self_attn";
+  switch (config.kind(layer)) {
+    case AttentionKind::dense: return std::make_unique<DenseLayer>(name, config);
+    case AttentionKind::nsa: break;
+  }
+  throw ConfigError(fmt::format(
+      "model.attention: layer {} is \"nsa\", which this version cannot build yet; expected \"dense\" for every layer",
+      layer));
+}
+
+}  // namespace annulus::model

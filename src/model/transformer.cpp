@@ -1,0 +1,200 @@
+#include "model/transformer.h"
+
+#include <algorithm>
+
+#include "core/device_memory.h"
+
+namespace annulus::model {
+namespace {
+
+constexpr std::int64_t kHeadChunkBytes = std::int64_t{64} << 20;  // of logits held at once
+
+}  // namespace
+
+Transformer::Transformer(const ModelConfig& c)
+    : config_(c),
+      embedding_{.name = "model.embed_tokens.weight", .shape = {c.vocab_size, c.hidden_size}},
+      norm_("model.norm", c.hidden_size, c.rms_norm_eps),
+      head_{.name = "lm_head.weight", .shape = {c.vocab_size, c.hidden_size}} {
+  blocks_.reserve(static_cast<std::size_t>(c.num_hidden_layers));
+  for (std::int64_t i = 0; i < c.num_hidden_layers; ++i) blocks_.emplace_back(c, i);
+}
+
+void Transformer::visit_parameters(const ParameterVisitor& visit) {
+  visit(embedding_);
+  for (auto& block : blocks_) block.visit_parameters(visit);
+  norm_.visit_parameters(visit);
+  if (!config_.tie_word_embeddings) visit(head_);
+}
+
+std::int64_t Transformer::num_parameters() {
+  std::int64_t n = 0;
+  visit_parameters([&](Parameter& p) { n += p.shape.numel(); });
+  return n;
+}
+
+void Transformer::allocate_common(Arena& arena, const ModelSizes& sizes) {
+  sizes_ = sizes;
+  saved_.clear();
+  const std::int64_t rows = sizes.batch * sizes.local_tokens, half = config_.head_dim / 2;
+  const DType stat = stat_type(sizes.dtype);
+  inv_freq_ = arena.allocate("rope frequencies", stat, {half});
+  cos_ = arena.allocate("rope cos", stat, {rows, half});
+  sin_ = arena.allocate("rope sin", stat, {rows, half});
+  last_x_ = arena.allocate("last block output", sizes.dtype, {rows, config_.hidden_size});
+}
+
+void Transformer::allocate_training(Arena& arena, const ModelSizes& sizes, Recompute policy) {
+  allocate_common(arena, sizes);
+  policy_ = policy;
+  if (policy == Recompute::none) {
+    for (auto& b : blocks_) saved_.push_back(b.allocate_saved(arena, arena, policy, sizes.dtype, sizes.batch, sizes.local_tokens));
+    return;
+  }
+  // Recomputed fields of all blocks use the same memory in turn: a block is allocated to learn the size, then each block's
+  // shared part is placed over it.
+  Arena probe("probe", arena.device());
+  Arena discard("kept part", arena.device());
+  for (auto& b : blocks_) {
+    const Arena::Scope scope(probe);
+    (void)b.allocate_saved(discard, probe, policy, sizes.dtype, sizes.batch, sizes.local_tokens);
+  }
+  const TensorView region = arena.allocate("recomputed", DType::u8, {probe.planned_bytes()});
+  for (auto& b : blocks_) {
+    Arena shared("recomputed", arena.device(), {[&](std::int64_t) { return region.data; }, [](void*) {}});
+    (void)b.allocate_saved(discard, shared, policy, sizes.dtype, sizes.batch, sizes.local_tokens);
+    if (arena.committed()) shared.commit();
+    saved_.push_back(b.allocate_saved(arena, shared, policy, sizes.dtype, sizes.batch, sizes.local_tokens));
+  }
+}
+
+void Transformer::allocate_evaluation(Arena& arena, const ModelSizes& sizes) {
+  allocate_common(arena, sizes);
+  const Shape hidden{sizes.batch * sizes.local_tokens, config_.hidden_size};
+  const TensorView x[2] = {arena.allocate("block input 0", sizes.dtype, hidden),
+                           arena.allocate("block input 1", sizes.dtype, hidden)};
+  for (std::size_t i = 0; i < blocks_.size(); ++i) {
+    // Every block's buffers lie over the same memory: nothing is needed after its forward.
+    const Arena::Scope scope(arena);
+    saved_.push_back(blocks_[i].allocate_saved(arena, arena, Recompute::none, sizes.dtype, sizes.batch, sizes.local_tokens));
+    saved_.back().x = x[i % 2];
+  }
+}
+
+void Transformer::upload_constants(Context& ctx) {
+  const RopeFrequencies rope = rope_frequencies(config_);
+  std::vector<double> values = rope.inv_freq;
+  if (inv_freq_.dtype == DType::f64) {
+    copy(ctx, host_view(values.data(), inv_freq_.shape), inv_freq_);
+  } else {
+    std::vector<float> rounded(values.begin(), values.end());
+    copy(ctx, host_view(rounded.data(), inv_freq_.shape), inv_freq_);
+    synchronize(ctx);
+  }
+}
+
+void Transformer::rope_tables(Context& ctx, MicroBatch& batch) const {
+  ops::rope_table(ctx, {.position = batch.position,
+                        .inv_freq = inv_freq_,
+                        .cos = cos_,
+                        .sin = sin_,
+                        .magnitude = rope_frequencies(config_).magnitude});
+  batch.sequence.cos = cos_;
+  batch.sequence.sin = sin_;
+}
+
+void Transformer::forward_blocks(Context& ctx, const MicroBatch& in) {
+  MicroBatch batch = in;
+  ctx.at(Phase::forward);
+  rope_tables(ctx, batch);
+  ops::embedding_forward(ctx, {.token = batch.token, .w = Weight(ctx, embedding_), .y = saved_[0].x});
+  for (std::size_t i = 0; i < blocks_.size(); ++i) {
+    blocks_[i].forward(ctx, batch.sequence, saved_[i], i + 1 < blocks_.size() ? saved_[i + 1].x : last_x_);
+  }
+}
+
+TensorView Transformer::final_norm(Context& ctx, const TensorView& rstd) {
+  const TensorView n = ctx.scratch->allocate("final norm", last_x_.dtype, last_x_.shape);
+  norm_.forward(ctx, last_x_, n, {rstd});
+  return n;
+}
+
+std::int64_t Transformer::head_chunk(std::int64_t rows) const {
+  const std::int64_t row_bytes = config_.vocab_size * static_cast<std::int64_t>(size_of(sizes_.dtype));
+  return std::min(rows, std::max<std::int64_t>(64, kHeadChunkBytes / row_bytes / 64 * 64));
+}
+
+void Transformer::forward_backward(Context& ctx, const MicroBatch& in, double scale, const TensorView& loss_sum) {
+  forward_blocks(ctx, in);
+  const Arena::Scope scope(*ctx.scratch);
+  const std::int64_t rows = last_x_.dim(0), chunk = head_chunk(rows);
+  const DType dtype = sizes_.dtype, stat = stat_type(dtype);
+  const TensorView rstd = ctx.scratch->allocate("final rstd", stat, {rows});
+  const TensorView d_x = ctx.scratch->allocate("d_x", dtype, last_x_.shape);
+  {
+    const Arena::Scope head_scope(*ctx.scratch);
+    ctx.at(Phase::loss);
+    const TensorView n = final_norm(ctx, rstd);
+    const TensorView losses = ctx.scratch->allocate("losses", stat, {rows});
+    const TensorView logits = ctx.scratch->allocate("logits", dtype, {chunk, config_.vocab_size});
+    const Weight w(ctx, head());
+    for (std::int64_t row = 0; row < rows; row += chunk) {
+      const std::int64_t count = std::min(chunk, rows - row);
+      const TensorView part = n.rows(row, count), z = logits.rows(0, count);
+      ops::matmul(ctx, {.a = part, .b = w, .c = z, .transpose_b = true});
+      ops::cross_entropy(
+          ctx, {.logits = z, .target = in.target.rows(row, count), .loss = losses.rows(row, count), .scale = scale});
+      ops::matmul(ctx, {.a = z, .b = part, .c = head().gradient, .transpose_a = true, .mode = GradMode::accumulate});
+      ops::matmul(ctx, {.a = z, .b = w, .c = part});  // the chunk's gradient takes the place of its input
+    }
+    ops::sum(ctx, {.x = losses, .result = loss_sum, .mode = GradMode::accumulate});
+    norm_.backward(ctx, n, last_x_, {rstd}, d_x, GradMode::overwrite);
+  }
+  MicroBatch batch = in;
+  batch.sequence.cos = cos_;
+  batch.sequence.sin = sin_;
+  for (std::size_t i = blocks_.size(); i-- > 0;) blocks_[i].backward(ctx, batch.sequence, saved_[i], policy_, d_x);
+  ctx.at(Phase::backward);
+  ops::embedding_backward(ctx, {.token = in.token, .d_y = d_x, .d_w = embedding_.gradient});
+}
+
+void Transformer::forward_losses(Context& ctx, const MicroBatch& in, const TensorView& losses) {
+  forward_blocks(ctx, in);
+  const Arena::Scope scope(*ctx.scratch);
+  ctx.at(Phase::loss);
+  const std::int64_t rows = last_x_.dim(0), chunk = head_chunk(rows);
+  const TensorView n = final_norm(ctx, ctx.scratch->allocate("final rstd", stat_type(sizes_.dtype), {rows}));
+  const TensorView logits = ctx.scratch->allocate("logits", sizes_.dtype, {chunk, config_.vocab_size});
+  const Weight w(ctx, head());
+  for (std::int64_t row = 0; row < rows; row += chunk) {
+    const std::int64_t count = std::min(chunk, rows - row);
+    const TensorView z = logits.rows(0, count);
+    ops::matmul(ctx, {.a = n.rows(row, count), .b = w, .c = z, .transpose_b = true});
+    ops::cross_entropy(ctx, {.logits = z,
+                             .target = in.target.rows(row, count),
+                             .loss = losses.rows(row, count),
+                             .scale = 1,
+                             .gradient = false});
+  }
+}
+
+void Transformer::forward_logits(Context& ctx, const MicroBatch& in, const TensorView& logits) {
+  forward_blocks(ctx, in);
+  const Arena::Scope scope(*ctx.scratch);
+  const TensorView n = final_norm(ctx, ctx.scratch->allocate("final rstd", stat_type(sizes_.dtype), {last_x_.dim(0)}));
+  ops::matmul(ctx, {.a = n, .b = Weight(ctx, head()), .c = logits, .transpose_b = true});
+}
+
+double Transformer::training_flops(std::int64_t tokens) {
+  double matrices = 0;  // every matrix takes part once per token; an untied embedding is a gather
+  visit_parameters([&](Parameter& p) {
+    if (p.shape.rank() == 2 && (&p != &embedding_ || config_.tie_word_embeddings)) {
+      matrices += static_cast<double>(p.shape.numel());
+    }
+  });
+  double attention = 0;
+  for (const auto& b : blocks_) attention += b.attention_flops(tokens);
+  return 6 * matrices * static_cast<double>(tokens) + 3.5 * attention;
+}
+
+}  // namespace annulus::model

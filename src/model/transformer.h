@@ -1,0 +1,71 @@
+// The model: embedding, blocks, final norm, and the loss head in chunks. Holds parameters' names and shapes from the start;
+// memory comes from the caller's arenas. Calls that run blocks are collective over the mesh's sequence axis.
+#pragma once
+
+#include <vector>
+
+#include "model/block.h"
+
+namespace annulus::model {
+
+// One micro-batch on the compute device: this rank's R = B·T rows.
+struct MicroBatch {
+  attention::SequenceBatch sequence;
+  TensorView token, target;  // [R] i32; target −1: none
+  TensorView position;       // [R] i32, from the document's first token
+};
+
+struct ModelSizes {
+  DType dtype = DType::f32;  // working type
+  std::int64_t batch = 1, local_tokens = 1;
+};
+
+class Transformer {
+ public:
+  explicit Transformer(const ModelConfig& config);
+
+  const ModelConfig& config() const { return config_; }
+  void visit_parameters(const ParameterVisitor& visit);
+  std::int64_t num_parameters();
+
+  // Buffers that live from forward to backward (training) or through a forward (evaluation). Called twice: once to plan,
+  // once after commit (core/arena.h).
+  void allocate_training(Arena& arena, const ModelSizes& sizes, Recompute policy);
+  void allocate_evaluation(Arena& arena, const ModelSizes& sizes);
+  // Inverse frequencies, once after allocate.
+  void upload_constants(Context& ctx);
+
+  // Adds the gradients of scale · (sum of the targets' losses) to every parameter's gradient, and that sum (unscaled) to
+  // loss_sum[0] (f64).
+  void forward_backward(Context& ctx, const MicroBatch& batch, double scale, const TensorView& loss_sum);
+  // losses[R] (stat): each row's loss, 0 where there is no target.
+  void forward_losses(Context& ctx, const MicroBatch& batch, const TensorView& losses);
+  // logits[R, V] of the working type.
+  void forward_logits(Context& ctx, const MicroBatch& batch, const TensorView& logits);
+
+  // Floating-point operations of forward and backward that the model needs (recomputation not counted), per sequence of
+  // S tokens over all ranks; causal attention counts visible pairs only.
+  double training_flops(std::int64_t tokens);
+
+ private:
+  void allocate_common(Arena& arena, const ModelSizes& sizes);
+  void rope_tables(Context& ctx, MicroBatch& batch) const;
+  TensorView final_norm(Context& ctx, const TensorView& rstd);  // scratch [R, H]
+  void forward_blocks(Context& ctx, const MicroBatch& batch);
+  std::int64_t head_chunk(std::int64_t rows) const;  // rows of logits held at once
+  Parameter& head() { return config_.tie_word_embeddings ? embedding_ : head_; }
+
+  ModelConfig config_;
+  Parameter embedding_;
+  std::vector<Block> blocks_;
+  RmsNorm norm_;
+  Parameter head_;  // unless tied
+
+  ModelSizes sizes_;
+  Recompute policy_ = Recompute::none;
+  std::vector<Block::Saved> saved_;
+  TensorView last_x_;  // [R, H] output of the last block
+  TensorView inv_freq_, cos_, sin_;
+};
+
+}  // namespace annulus::model
