@@ -50,7 +50,8 @@ void validate_heads(const ModelConfig& c) {
 void validate_rope(const ModelConfig& c) {
   const RopeScaling& s = c.rope_scaling;
   check_range("model.rope_theta", c.rope_theta, 0, Low::open);
-  check_choice("model.rope_scaling.rope_type", s.rope_type, std::vector<std::string>{"default", "linear", "llama3", "yarn"});
+  check_choice("model.rope_scaling.rope_type", s.rope_type,
+               std::vector<std::string>{"default", "linear", "llama3", "yarn"});
   check_range("model.rope_scaling.factor", s.factor, 1, Low::closed);
   check_range("model.rope_scaling.original_max_position_embeddings", s.original_max_position_embeddings, 0, kMaxSize);
   check_range("model.rope_scaling.low_freq_factor", s.low_freq_factor, 0, Low::open);
@@ -94,7 +95,8 @@ void validate_nsa(const NsaConfig& n) {
   check_divides("model.nsa.stride", n.stride, "model.nsa.select_block", n.select_block);
   if (n.block > n.select_block) {
     fail_key("model.nsa.block", fmt::format("{}", n.block),
-             fmt::format("at most model.nsa.select_block = {}", n.select_block), "shorten block or lengthen select_block");
+             fmt::format("at most model.nsa.select_block = {}", n.select_block),
+             "shorten block or lengthen select_block");
   }
   if (n.select_count < n.init_blocks + n.local_blocks) {
     fail_key("model.nsa.select_count", fmt::format("{}", n.select_count),

@@ -1,5 +1,5 @@
-// ModelConfig: the architecture, under HuggingFace's key names (spec/model.md). validate() throws ConfigError naming the
-// key, its value, what was expected and what to do.
+// ModelConfig: the architecture, under HuggingFace's key names (spec/model.md). validate() throws ConfigError naming
+// the key, its value, what was expected and what to do.
 #pragma once
 
 #include <cstdint>
@@ -17,15 +17,17 @@ struct RopeScaling {
   std::int64_t original_max_position_embeddings = 0;  // llama3, yarn
   double beta_fast = 32, beta_slow = 1;               // yarn
   double attention_factor = 0;                        // yarn; 0: 0.1·ln(factor) + 1
+  bool operator==(const RopeScaling&) const = default;
 };
 
-struct NsaConfig {  // spec/nsa.md
+struct NsaConfig {                  // spec/nsa.md
   std::string kv = "per_branch";    // per_branch, shared
   std::string compression = "mlp";  // mlp, mean
   std::string rope = "after";       // after, before
   std::int64_t block = 32, stride = 16;
   std::int64_t hidden = 0;  // 0: head_dim
   std::int64_t select_block = 64, select_count = 16, init_blocks = 1, local_blocks = 2, window = 512;
+  bool operator==(const NsaConfig&) const = default;
 };
 
 struct ModelConfig {
@@ -42,18 +44,17 @@ struct ModelConfig {
   bool tie_word_embeddings = true;
   bool attention_bias = false;
   bool qk_norm = false;
-  std::int64_t sliding_window = 0;       // 0: none
+  std::int64_t sliding_window = 0;                                // 0: none
   std::vector<AttentionKind> attention = {AttentionKind::dense};  // layer i is attention[i mod length]
   NsaConfig nsa;
 
   void resolve();         // fills fields that are 0 for "derived"
   void validate() const;  // of a resolved config
 
-  AttentionKind kind(std::int64_t layer) const {
-    return attention[static_cast<std::size_t>(layer) % attention.size()];
-  }
+  AttentionKind kind(std::int64_t layer) const { return attention[static_cast<std::size_t>(layer) % attention.size()]; }
   bool has_nsa() const;
   std::int64_t group() const { return num_attention_heads / num_key_value_heads; }  // G
+  bool operator==(const ModelConfig&) const = default;
 };
 
 }  // namespace annulus::model

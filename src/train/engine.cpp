@@ -59,7 +59,8 @@ void Engine::allocate() {
   for (auto* staged : {&host_token_, &host_target_, &host_position_}) {
     *staged = host_.allocate("batch staging", DType::i32, {rows});
   }
-  for (auto* staged : {&host_first_, &host_last_}) *staged = host_.allocate("batch staging", DType::i32, {batch, local});
+  for (auto* staged : {&host_first_, &host_last_})
+    *staged = host_.allocate("batch staging", DType::i32, {batch, local});
   host_losses_ = host_.allocate("losses", stat, {rows});
   host_scalars_ = host_.allocate("step scalars", DType::f64, {4});
   batch_.sequence.layout = &layout_;
@@ -97,7 +98,8 @@ std::int64_t Engine::planned_bytes() const {
 }
 
 void Engine::initialize(std::uint64_t seed) {
-  // Every rank draws its own shard only; the gather gives all ranks the same bits. Masters keep what bf16 weights round.
+  // Every rank draws its own shard only; the gather gives all ranks the same bits. Masters keep what bf16 weights
+  // round.
   const auto& shards = store_.shards();
   const TensorView own = shards.own(store_.values());
   TensorView drawn;
@@ -179,8 +181,9 @@ StepResult Engine::optimizer_step(double lr, double grad_clip, std::int64_t step
                           .norm = scalars_.rows(2, 1),
                           .factor = factor,
                           .max_norm = grad_clip});
-  optimizer_->step(ctx_, segments_,
-                   {.param = shards.own(store_.values()), .gradient = gradient, .clip_factor = factor, .lr = lr, .step = step});
+  optimizer_->step(
+      ctx_, segments_,
+      {.param = shards.own(store_.values()), .gradient = gradient, .clip_factor = factor, .lr = lr, .step = step});
   shards.gather_parameters(ctx_, world, store_.values());
   if (ctx_.planning) return {};
   copy(ctx_, scalars_, host_scalars_);
