@@ -1,6 +1,7 @@
 // Branch-free exp and exp2 for host loops: written so that a `#pragma omp simd` loop around them becomes vector code,
-// which a call into libm does not. Error below 1 ulp (float) and 1.1 ulp (double). Results below the smallest normal number are flushed to 0 (denormal results cost a microcode assist each,
-// and masked scores produce many); −∞ gives 0, overflow and +∞ give +∞, NaN stays NaN.
+// which a call into libm does not. Error below 1 ulp (float) and 1.1 ulp (double). Results below the smallest normal
+// number are flushed to 0 (denormal results cost a microcode assist each, and masked scores produce many); −∞ gives 0,
+// overflow and +∞ give +∞, NaN stays NaN.
 //
 // Cody-Waite reduction x = n·ln 2 + r, |r| <= ln 2 / 2, then a polynomial in r, then n is added to the exponent.
 #pragma once

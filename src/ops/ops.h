@@ -1,11 +1,12 @@
-// Every dense operation, declared once. ops::name(ctx, args) checks shapes, dtypes and devices, then calls ops::cpu::name
-// or ops::cuda::name, which have the same signature (ops/dispatch.cpp); a missing twin does not link. With ctx.planning
-// nothing is computed.
+// Every dense operation, declared once. ops::name(ctx, args) checks shapes, dtypes and devices, then calls
+// ops::cpu::name or ops::cuda::name, which have the same signature (ops/dispatch.cpp); a missing twin does not link.
+// With ctx.planning nothing is computed.
 //
 // Conventions: R rows (tokens, or tokens x heads), N, H, I columns, V vocabulary, D head dimension. All tensors are
-// contiguous and on ctx.device. `T` is the working type (f32, f64 or bf16), `stat` is stat_type(T): f64 for f64, else f32.
-// Weight gradients and optimiser state are `stat`. Outputs do not alias inputs unless a field says so. Every operation is
-// deterministic: the same inputs give the same bits on the same device and number of threads. None is collective.
+// contiguous and on ctx.device. `T` is the working type (f32, f64 or bf16), `stat` is stat_type(T): f64 for f64, else
+// f32. Weight gradients and optimiser state are `stat`. Outputs do not alias inputs unless a field says so. Every
+// operation is deterministic: the same inputs give the same bits on the same device and number of threads. None is
+// collective.
 #pragma once
 
 #include "core/context.h"
@@ -37,8 +38,8 @@ struct Scale {
   double factor = 1;
 };
 
-// c[M, N] = op(a)[M, K] · op(b)[K, N], or += with accumulate. a is [M, K] ([K, M] with transpose_a), b is [K, N] ([N, K]
-// with transpose_b). a and b are T; c is T or stat. Products accumulate in stat.
+// c[M, N] = op(a)[M, K] · op(b)[K, N], or += with accumulate. a is [M, K] ([K, M] with transpose_a), b is [K, N] ([N,
+// K] with transpose_b). a and b are T; c is T or stat. Products accumulate in stat.
 struct Matmul {
   TensorView a, b, c;
   bool transpose_a = false, transpose_b = false;
@@ -67,8 +68,8 @@ struct RmsNormBackward {
   GradMode mode = GradMode::overwrite;
 };
 
-// cos, sin[R, D/2] (stat) of position[r] · inv_freq[j], times `magnitude` (YaRN's attention factor). position[R] is i32,
-// inv_freq[D/2] is stat and on the device. Angles are computed in stat.
+// cos, sin[R, D/2] (stat) of position[r] · inv_freq[j], times `magnitude` (YaRN's attention factor). position[R] is
+// i32, inv_freq[D/2] is stat and on the device. Angles are computed in stat.
 struct RopeTable {
   TensorView position, inv_freq, cos, sin;
   double magnitude = 1;
@@ -122,8 +123,8 @@ struct SumSquares {
   GradMode mode = GradMode::overwrite;
 };
 
-// norm[0] = sqrt(sum_squares[0]); factor[0] = min(1, max_norm/(norm + 1e-6)), 1 if max_norm is 0; NaN if norm or loss[0] is
-// not finite, which makes AdamW refuse the step. All f64 [1].
+// norm[0] = sqrt(sum_squares[0]); factor[0] = min(1, max_norm/(norm + 1e-6)), 1 if max_norm is 0; NaN if norm or
+// loss[0] is not finite, which makes AdamW refuse the step. All f64 [1].
 struct ClipFactor {
   TensorView sum_squares, loss, norm, factor;
   double max_norm = 0;
@@ -137,12 +138,14 @@ struct AdamW {
   double lr = 0, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0, bias_correction1 = 1, bias_correction2 = 1;
 };
 
-#define ANNULUS_OPS(X)                                                                                               \
-  X(fill, Fill) X(cast, Cast) X(add, Add) X(scale, Scale) X(matmul, Matmul) X(add_bias, AddBias)                     \
-  X(add_bias_backward, AddBiasBackward) X(rms_norm_forward, RmsNormForward) X(rms_norm_backward, RmsNormBackward)    \
-  X(rope_table, RopeTable) X(rope, Rope) X(swiglu_forward, SwigluForward) X(swiglu_backward, SwigluBackward)         \
-  X(embedding_forward, EmbeddingForward) X(embedding_backward, EmbeddingBackward) X(cross_entropy, CrossEntropy)     \
-  X(sum, Sum) X(sum_squares, SumSquares) X(clip_factor, ClipFactor) X(adamw, AdamW)
+#define ANNULUS_OPS(X)                                                                                                \
+  X(fill, Fill)                                                                                                       \
+  X(cast, Cast) X(add, Add) X(scale, Scale) X(matmul, Matmul) X(add_bias, AddBias)                                    \
+      X(add_bias_backward, AddBiasBackward) X(rms_norm_forward, RmsNormForward) X(rms_norm_backward, RmsNormBackward) \
+          X(rope_table, RopeTable) X(rope, Rope) X(swiglu_forward, SwigluForward) X(swiglu_backward, SwigluBackward)  \
+              X(embedding_forward, EmbeddingForward) X(embedding_backward, EmbeddingBackward)                         \
+                  X(cross_entropy, CrossEntropy) X(sum, Sum) X(sum_squares, SumSquares) X(clip_factor, ClipFactor)    \
+                      X(adamw, AdamW)
 
 // void fill(Context&, const Fill&), and so on; the twins in cpu:: and cuda:: likewise.
 #define ANNULUS_DECLARE_OP(name, Args) void name(Context& ctx, const Args& args);
