@@ -3,16 +3,4 @@
 // takes its row out here; the linker finds a row too many or too few.
 #pragma once
 
-#define ANNULUS_OPS_WITHOUT_CUDA(X)        \
-  X(add_bias, AddBias)                     \
-  X(add_bias_backward, AddBiasBackward)    \
-  X(rms_norm_backward, RmsNormBackward)    \
-  X(rope_table, RopeTable)                 \
-  X(rope, Rope)                            \
-  X(swiglu_forward, SwigluForward)         \
-  X(swiglu_backward, SwigluBackward)       \
-  X(embedding_forward, EmbeddingForward)   \
-  X(embedding_backward, EmbeddingBackward) \
-  X(cross_entropy, CrossEntropy)           \
-  X(clip_factor, ClipFactor)               \
-  X(adamw, AdamW)
+#define ANNULUS_OPS_WITHOUT_CUDA(X)
