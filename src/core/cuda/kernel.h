@@ -48,11 +48,12 @@ bool packable(std::int64_t row, const Views&... views) {  // rows of `row` eleme
 
 struct SumOp {
   template <class T>
-  __device__ T operator()(T a, T b) const { return a + b; }
+  __device__ T operator()(T a, T b) const {
+    return a + b;
+  }
 };
-struct MaxOp {
-  template <class T>
-  __device__ T operator()(T a, T b) const { return a > b ? a : b; }
+struct MaxOp {  // symmetric also with NaN, so that every lane ends with the same
+  __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
 };
 
 template <class T, class Op>
