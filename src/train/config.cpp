@@ -99,23 +99,13 @@ void validate_sequence(const RunConfig& c) {
   const int ranks = c.parallel.sequence;
   const std::int64_t tokens = c.train.sequence_length;
   if (ranks == 1) return;
-  if (c.model.has_nsa()) {  // its chunks are stricter than any layout's: the message lists lengths that fit both
-    const std::int64_t unit = c.model.nsa.select_block;
-    const std::int64_t least = (std::max<std::int64_t>(c.model.nsa.window - 1, 1) + unit - 1) / unit * unit;
-    const std::int64_t chunks = 2 * static_cast<std::int64_t>(ranks);
-    if (tokens % (chunks * unit) == 0 && tokens / chunks >= least) return;
-    const std::int64_t below = tokens / (chunks * unit) * unit, above = std::max(below + unit, least);
-    fail_key(
-        "train.sequence_length", fmt::format("{}", tokens),
-        fmt::format("{} equal chunks (2 per rank of a sequence), each a multiple of model.nsa.select_block = {} and "
-                    "at least model.nsa.window − 1 = {} tokens long",
-                    chunks, unit, c.model.nsa.window - 1),
-        fmt::format("lengths that fit: {}{}, {}, …; or fewer ranks per sequence",
-                    below >= least ? fmt::format("{}, ", below * chunks) : "", above * chunks,
-                    (above + unit) * chunks));
-  }
   const auto kind = c.parallel.layout == "zigzag" ? parallel::LayoutKind::zigzag : parallel::LayoutKind::contiguous;
-  parallel::SequenceLayout layout(kind, tokens, ranks);  // throws the lengths that fit
+  const bool nsa = c.model.has_nsa();
+  try {
+    parallel::SequenceLayout(kind, tokens, ranks, nsa ? c.model.nsa.select_block : 1, nsa ? c.model.nsa.window - 1 : 1);
+  } catch (const ConfigError& error) {
+    throw ConfigError(fmt::format("train.sequence_length = {}: {}", tokens, error.what()));
+  }
 }
 
 void validate_data(const RunConfig& c) {
