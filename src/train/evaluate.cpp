@@ -1,0 +1,147 @@
+#include "train/evaluate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "train/session.h"
+#include "train/state.h"
+
+namespace annulus::train {
+namespace {
+
+std::size_t bucket_of(std::int64_t context) {  // 1 -> 0, 2 -> 1, 3 and 4 -> 2, …
+  std::size_t bucket = 0;
+  while ((std::int64_t{1} << bucket) < context) ++bucket;
+  return bucket;
+}
+
+void all_reduce_sum(parallel::Communicator& world, std::span<double> values) {
+  Context host;
+  world.wait(host, world.all_reduce(host, host_view(values.data(), {static_cast<std::int64_t>(values.size())}),
+                                    parallel::ReduceOp::sum));
+}
+
+}  // namespace
+
+double Evaluation::perplexity() const { return std::exp(loss()); }
+
+double Evaluation::bits_per_byte() const {
+  return bytes > 0 ? loss_sum / (std::numbers::ln2 * static_cast<double>(bytes)) : -1;
+}
+
+Evaluation evaluate(Engine& engine, const data::ScoringData& documents, std::int64_t max_tokens) {
+  const auto& options = engine.options();
+  const std::int64_t length = options.sequence_length, batch = options.batch, local = engine.layout().local_tokens();
+  auto& mesh = engine.mesh();
+  const std::int64_t replicas = mesh.size("data"), own = mesh.coordinate("data");
+  const int rank = mesh.coordinate("sequence");
+
+  std::int64_t num_windows = 0, planned = 0;
+  const auto& windows = documents.windows();
+  while (num_windows < static_cast<std::int64_t>(windows.size()) && (max_tokens == 0 || planned < max_tokens)) {
+    const auto& w = windows[static_cast<std::size_t>(num_windows++)];
+    planned += w.length - w.score_from;
+  }
+  constexpr std::size_t kBuckets = 40;
+  std::vector<double> sums(2 * kBuckets + 1, 0.0);  // losses, targets by bucket; bytes
+  const auto size = static_cast<std::size_t>(batch * length);
+  std::vector<std::int32_t> tokens(size), targets(size), start(size, 0);
+  for (std::int64_t from = own * batch; from < num_windows; from += replicas * batch) {
+    std::fill(targets.begin(), targets.end(), -1);
+    std::fill(tokens.begin(), tokens.end(), 0);
+    const std::int64_t count = std::min(batch, num_windows - from);
+    for (std::int64_t b = 0; b < count; ++b) {
+      const auto at = static_cast<std::size_t>(b * length);
+      documents.read(windows[static_cast<std::size_t>(from + b)], {tokens.data() + at, static_cast<std::size_t>(length)},
+                     {targets.data() + at, static_cast<std::size_t>(length)});
+    }
+    engine.load({tokens, targets, start});
+    engine.context().at(Phase::evaluate);
+    const auto losses = engine.losses();
+    for (std::int64_t b = 0; b < count; ++b) {
+      const auto& window = windows[static_cast<std::size_t>(from + b)];
+      for (std::int64_t row = 0; row < local; ++row) {
+        const std::int64_t t = engine.layout().global_index(rank, row);
+        if (targets[static_cast<std::size_t>(b * length + t)] < 0) continue;
+        const std::size_t bucket = bucket_of(window.begin + t + 1);
+        sums[bucket] += losses[static_cast<std::size_t>(b * local + row)];
+        sums[kBuckets + bucket] += 1;
+      }
+    }
+  }
+  all_reduce_sum(mesh.world(), sums);
+
+  Evaluation result;
+  for (std::size_t i = 0; i < kBuckets; ++i) {
+    result.loss_sum += sums[i];
+    result.tokens += static_cast<std::int64_t>(sums[kBuckets + i]);
+    if (sums[kBuckets + i] > 0) {
+      result.by_position.push_back({std::int64_t{1} << i, sums[i], static_cast<std::int64_t>(sums[kBuckets + i])});
+    }
+  }
+  // With the byte tokenizer every scored target is a byte; else bytes are known for all documents together only.
+  if (documents.num_bytes() > 0) {
+    result.bytes = documents.num_targets() == documents.num_bytes() ? result.tokens
+                   : result.tokens == documents.num_targets()       ? documents.num_bytes()
+                                                                    : 0;
+  }
+  return result;
+}
+
+namespace {
+
+void print_result(const Evaluation& e, const EvaluateOptions& options, std::int64_t window, std::int64_t stride) {
+  auto optional = [](double x) { return x < 0 ? std::string("null") : fmt::format("{:.9g}", x); };
+  if (options.json) {
+    std::string buckets;
+    for (const auto& b : e.by_position) {
+      buckets += fmt::format("{}{{\"upto\":{},\"loss\":{:.9g},\"tokens\":{}}}", buckets.empty() ? "" : ",", b.upto,
+                             b.loss_sum / static_cast<double>(b.tokens), b.tokens);
+    }
+    fmt::print("{{\"loss\":{:.12g},\"perplexity\":{:.9g},\"bits_per_byte\":{},\"tokens\":{},\"window\":{},\"stride\":{},"
+               "\"by_position\":[{}]}}\n",
+               e.loss(), e.perplexity(), optional(e.bits_per_byte()), e.tokens, window, stride, buckets);
+    return;
+  }
+  fmt::print("loss           {:.6f} nats per token\nperplexity     {:.4f}\n", e.loss(), e.perplexity());
+  if (e.bytes > 0) fmt::print("bits per byte  {:.4f}\n", e.bits_per_byte());
+  fmt::print("tokens scored  {}\nwindow {}, stride {}\n\n{:>10}  {:>8}  {:>10}\n", e.tokens, window, stride, "context <=",
+             "loss", "tokens");
+  for (const auto& b : e.by_position) {
+    fmt::print("{:>10}  {:>8.4f}  {:>10}\n", b.upto, b.loss_sum / static_cast<double>(b.tokens), b.tokens);
+  }
+}
+
+}  // namespace
+
+int run_evaluation(const EvaluateOptions& options, parallel::MpiRuntime& runtime) {
+  auto& world = runtime.world();
+  const auto checkpoint = open_model(world, options.model);
+  RunConfig config = config_of(checkpoint, options.model);
+  if (options.sequence_length != 0) config.train.sequence_length = options.sequence_length;
+  config.train.precision = !options.precision.empty()              ? options.precision
+                           : config.train.precision == "fp64" ? "fp64"
+                                                              : "fp32";
+  config.checkpoint.resume = "none";
+  // Ranks go where the run had them if they still fit; otherwise windows are shared out whole.
+  if (config.parallel.sequence < 1 || world.size() % config.parallel.sequence != 0) config.parallel.sequence = 1;
+  config.parallel.data = world.size() / config.parallel.sequence;
+  config.train.micro_batch = 1;
+  config.train.global_batch = config.parallel.data;
+  config.resolve_and_validate(world.size());
+
+  const std::int64_t stride = options.stride == 0 ? config.train.sequence_length : options.stride;
+  const data::ScoringData documents(options.data, config.data.tokenizer, config.model.vocab_size,
+                                    config.train.sequence_length, stride);
+  Session session(config, runtime, /*training=*/false);
+  session.take_memory();
+  std::vector<std::string> notes;
+  restore(checkpoint, session.engine(), notes);
+  const Evaluation result = evaluate(session.engine(), documents);
+  if (result.tokens == 0) throw DataError("the documents have no token to score; give longer ones");
+  if (world.rank() == 0) print_result(result, options, config.train.sequence_length, stride);
+  return 0;
+}
+
+}  // namespace annulus::train

@@ -1,0 +1,47 @@
+// Language-modelling loss over documents (spec/cli.md, Scoring).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "data/dataset.h"
+#include "parallel/mpi_runtime.h"
+#include "train/engine.h"
+
+namespace annulus::train {
+
+struct PositionBucket {
+  std::int64_t upto = 0;    // targets whose context has upto/2 < tokens <= upto
+  double loss_sum = 0;
+  std::int64_t tokens = 0;
+};
+
+struct Evaluation {
+  double loss_sum = 0;      // nats
+  std::int64_t tokens = 0;  // targets scored
+  std::int64_t bytes = 0;   // UTF-8 bytes scored; 0: the documents are no text
+  std::vector<PositionBucket> by_position;
+
+  double loss() const { return tokens > 0 ? loss_sum / static_cast<double>(tokens) : 0; }
+  double perplexity() const;
+  double bits_per_byte() const;  // −1 without bytes
+};
+
+// Scores the documents' windows, at most `max_tokens` targets (0: all; whole windows). Replicas share the windows, the ranks
+// of a replica share each window. Collective; the result is the same on every rank.
+Evaluation evaluate(Engine& engine, const data::ScoringData& documents, std::int64_t max_tokens = 0);
+
+struct EvaluateOptions {
+  std::string model;                  // checkpoint or run folder
+  std::vector<std::string> data;      // files and folders
+  std::int64_t sequence_length = 0;   // 0: the training length
+  std::int64_t stride = 0;            // 0: the whole window
+  std::string precision;              // empty: fp32, fp64 if the checkpoint is
+  bool json = false;
+};
+
+// The subcommand: prints the result on rank 0. Collective over the runtime's world. Returns the exit code.
+int run_evaluation(const EvaluateOptions& options, parallel::MpiRuntime& runtime);
+
+}  // namespace annulus::train

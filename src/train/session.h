@@ -1,0 +1,45 @@
+// Session: what a run stands on: device, mesh, engine. Shared by train, evaluate, bench and plan.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "checkpoint/store.h"
+#include "parallel/mpi_runtime.h"
+#include "train/config.h"
+#include "train/engine.h"
+
+namespace annulus::train {
+
+DType parse_precision(const std::string& name);  // fp32, bf16, fp64
+EngineOptions engine_options(const RunConfig& config, bool training);
+
+// The checkpoint that MODEL means (a checkpoint folder, or a run folder's newest), verified by all ranks. Collective.
+checkpoint::Checkpoint open_model(parallel::Communicator& world, const std::string& path);
+// The recipe inside it; CheckpointError if there is none.
+RunConfig config_of(const checkpoint::Checkpoint& checkpoint, const std::string& path);
+
+class Session {
+ public:
+  // A resolved and validated config. Collective; takes no memory.
+  Session(const RunConfig& config, parallel::MpiRuntime& runtime, bool training);
+
+  void take_memory();  // plan and commit
+
+  const RunConfig& config() const { return config_; }
+  const ComputeDevice& device() const { return device_; }
+  parallel::Mesh& mesh() { return *mesh_; }
+  Engine& engine() { return *engine_; }
+
+ private:
+  RunConfig config_;
+  ComputeDevice device_;
+  std::unique_ptr<parallel::Mesh> mesh_;
+  std::unique_ptr<Engine> engine_;
+};
+
+// Threads for this rank's CPU kernels: the cores it may use, shared with the host's other ranks; OMP_NUM_THREADS wins.
+// Says in `warning` when mpirun bound the rank to fewer cores than its share.
+int set_threads(parallel::MpiRuntime& runtime, std::string& warning);
+
+}  // namespace annulus::train

@@ -1,0 +1,247 @@
+#include "train/trainer.h"
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+
+#include "parallel/agreement.h"
+#include "parallel/heartbeat.h"
+#include "parallel/watchdog.h"
+#include "train/evaluate.h"
+#include "train/peak.h"
+#include "train/signals.h"
+#include "train/state.h"
+
+namespace annulus::train {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+RunConfig validated(RunConfig config, parallel::MpiRuntime& runtime) {
+  config.resolve_and_validate(runtime.world().size());
+  const std::string text = to_toml(config);
+  parallel::check_equal(runtime.world(), "the configuration", std::as_bytes(std::span(text)));
+  return config;
+}
+
+}  // namespace
+
+Trainer::Trainer(const RunConfig& config, parallel::MpiRuntime& runtime)
+    : config_(validated(config, runtime)),
+      runtime_(runtime),
+      session_(config_, runtime, /*training=*/true),
+      data_(config_.data, config_.model.vocab_size, config_.train.sequence_length,
+            static_cast<std::uint64_t>(config_.train.seed)) {
+  if (!config_.data.validation.empty()) {
+    validation_ = std::make_unique<data::ScoringData>(config_.data.validation, config_.data.tokenizer,
+                                                      config_.model.vocab_size, config_.train.sequence_length);
+  }
+  session_.take_memory();
+  std::vector<std::string> notes;
+  resume(notes);
+  writer_ = std::make_unique<checkpoint::Writer>(
+      runtime_.world(),
+      checkpoint::Writer::Options{config_.checkpoint.dir, static_cast<int>(config_.checkpoint.keep),
+                                  host_copy(session_.device(), engine())});
+  slices_ = checkpoint_slices(engine());
+  writer_->reserve(slices_);
+  peak_flops_ = config_.log.peak_tflops > 0
+                    ? config_.log.peak_tflops * 1e12
+                    : measured_peak_flops(engine().context(), engine().options().dtype, session_.device().allocator);
+  if (root()) {
+    std::ofstream(config_.checkpoint.dir + "/config.toml") << to_toml(config_);
+    metrics_ = std::make_unique<Metrics>(config_.checkpoint.dir + "/metrics.jsonl", done_, config_.log.bar);
+    print_start(notes);
+  }
+}
+
+Trainer::~Trainer() = default;
+
+void Trainer::resume(std::vector<std::string>& notes) {
+  auto& world = runtime_.world();
+  const std::string& wanted = config_.checkpoint.resume;
+  const std::string& dir = config_.checkpoint.dir;
+  std::optional<checkpoint::Checkpoint> from;
+  if (wanted == "auto") {
+    from = checkpoint::find_newest_collective(world, dir, notes);
+  } else if (wanted == "none") {
+    std::vector<std::string> ignored;
+    if (checkpoint::find_newest_collective(world, dir, ignored)) {
+      throw ConfigError(fmt::format("checkpoint.resume = \"none\", but {} holds checkpoints of an earlier run; "
+                                    "choose another checkpoint.dir or move it away", dir));
+    }
+  } else {
+    from = open_model(world, wanted);
+  }
+  if (!from) {
+    engine().initialize(static_cast<std::uint64_t>(config_.train.seed));
+    batches_ = std::make_unique<BatchLoader>(data_, session_.mesh(), config_.train.global_batch,
+                                             config_.train.micro_batch, config_.train.sequence_length,
+                                             std::vector<std::int64_t>{});
+    return;
+  }
+  const checkpoint::Meta& meta = from->meta();
+  restore(*from, engine(), notes);
+  done_ = last_saved_ = meta.step;
+  if (meta.data_fingerprint != data_.fingerprint()) {
+    throw ConfigError(fmt::format("{}: the run's data has changed since this checkpoint (files, weights, tokenizer or "
+                                  "sequence_length), so its position means nothing; restore the data, or start a new "
+                                  "checkpoint.dir", from->path()));
+  }
+  if (meta.precision != config_.train.precision) {
+    notes.push_back(fmt::format("precision changes from {} to {}", meta.precision, config_.train.precision));
+  }
+  batches_ = std::make_unique<BatchLoader>(data_, session_.mesh(), config_.train.global_batch,
+                                           config_.train.micro_batch, config_.train.sequence_length, meta.data_position);
+  notes.push_back(fmt::format("going on from {} (step {})", from->path(), meta.step));
+  if (root()) {
+    for (auto& line : checkpoint::set_aside_newer(dir, meta.step)) notes.push_back(std::move(line));
+  }
+}
+
+void Trainer::print_start(const std::vector<std::string>& notes) {
+  auto& e = engine();
+  const auto& mesh = session_.mesh();
+  metrics_->note(fmt::format("{} parameters, {} | {} ranks: data {} x sequence {}, {} | {}", e.model().num_parameters(),
+                             config_.train.precision, runtime_.world().size(), mesh.size("data"), mesh.size("sequence"),
+                             config_.parallel.layout, session_.device().name));
+  metrics_->note(fmt::format("{} tokens in {} source{} per epoch | {} tokens per step | peak {:.1f} GFLOP/s per rank{}",
+                             data_.num_tokens(), data_.num_sources(), data_.num_sources() == 1 ? "" : "s",
+                             config_.train.global_batch * config_.train.sequence_length, peak_flops_ * 1e-9,
+                             config_.log.peak_tflops > 0 ? " (log.peak_tflops)" : " (matrix product, measured)"));
+  std::string memory = "memory per rank:";
+  for (const Arena* arena : e.arenas()) {
+    memory += fmt::format(" {} {:.1f} MiB,", arena->name(), static_cast<double>(arena->planned_bytes()) / (1 << 20));
+  }
+  metrics_->note(fmt::format("{} checkpoint copy {:.1f} MiB", memory,
+                             static_cast<double>(checkpoint::Writer::host_bytes(slices_)) / (1 << 20)));
+  for (const auto& text : notes) metrics_->note(text);
+}
+
+void Trainer::note(const std::string& text) {
+  if (metrics_) metrics_->note(text);
+}
+
+StepResult Trainer::step(std::int64_t done) {
+  auto& e = engine();
+  e.context().at(Phase::data);
+  batches_->next();
+  targets_ = batches_->num_targets();
+  e.zero_gradients();
+  for (std::int64_t i = 0; i < batches_->num_micro_batches(); ++i) {
+    e.load(batches_->micro_batch(i));
+    e.forward_backward(targets_ > 0 ? 1 / static_cast<double>(targets_) : 0);
+  }
+  const double lr = optim::learning_rate(config_.schedule, config_.optimizer.lr, done, config_.train.steps);
+  return e.optimizer_step(lr, config_.optimizer.grad_clip, done + 1);
+}
+
+bool Trainer::synchronize_ranks() {
+  std::int64_t shared[2] = {stop_signal() != 0, writer_->status()};
+  Context host;
+  auto& world = runtime_.world();
+  world.wait(host, world.all_reduce(host, host_view(shared, {2}), parallel::ReduceOp::max));
+  if (checkpoint::Writer::over(shared[1])) finish_save(shared[1]);
+  return shared[0] != 0;
+}
+
+void Trainer::finish_save(std::int64_t status) {
+  engine().context().at(Phase::checkpoint);
+  const checkpoint::Outcome outcome = writer_->finish(status);
+  save_failed_ = !outcome.ok;
+  if (!outcome.ok) last_saved_ = -1;
+  note(outcome.ok ? fmt::format("saved {} ({:.1f} MiB in {:.1f} s)", outcome.path,
+                                static_cast<double>(outcome.bytes) / (1 << 20), outcome.seconds)
+                  : fmt::format("warning: {}", outcome.message));
+}
+
+checkpoint::Meta Trainer::meta() const {
+  const std::int64_t per_step = config_.train.global_batch * config_.train.sequence_length;
+  return {.step = done_,
+          .tokens_seen = done_ * per_step,
+          .tokens_planned = config_.train.steps * per_step,
+          .config = to_toml(config_),
+          .data_fingerprint = data_.fingerprint(),
+          .data_position = batches_->position(),
+          .seed = static_cast<std::uint64_t>(config_.train.seed),
+          .precision = config_.train.precision,
+          .ranks = runtime_.world().size(),
+          .provenance = "annulus train"};
+}
+
+void Trainer::save() {
+  engine().context().at(Phase::checkpoint);
+  std::string message;
+  if (writer_->start(meta(), slices_, message)) last_saved_ = done_;
+  else note("warning: " + message);
+}
+
+void Trainer::report(const StepResult& result, double seconds) {
+  if (!metrics_ || (done_ % config_.log.every != 0 && done_ != config_.train.steps)) return;
+  const double sequences = static_cast<double>(config_.train.global_batch);
+  const double flops = sequences * engine().model().training_flops(config_.train.sequence_length);
+  const double ranks = static_cast<double>(runtime_.world().size());
+  const bool gpu = session_.device().kind == DeviceKind::cuda;
+  metrics_->step(
+      {.step = done_,
+       .steps = config_.train.steps,
+       .loss = targets_ > 0 ? result.loss_sum / static_cast<double>(targets_) : 0,
+       .grad_norm = result.grad_norm,
+       .lr = optim::learning_rate(config_.schedule, config_.optimizer.lr, done_ - 1, config_.train.steps),
+       .seconds = seconds,
+       .tokens_per_second = sequences * static_cast<double>(config_.train.sequence_length) / seconds,
+       .mfu = flops / seconds / (peak_flops_ * ranks),
+       .memory_gib = gpu ? static_cast<double>(engine().planned_bytes()) / (1 << 30) : peak_memory_gib(),
+       .tokens_seen = done_ * config_.train.global_batch * config_.train.sequence_length});
+}
+
+void Trainer::evaluate_validation() {
+  const Evaluation e = evaluate(engine(), *validation_, config_.eval.tokens);
+  if (metrics_) metrics_->eval({.step = done_, .loss = e.loss(), .bits_per_byte = e.bits_per_byte(), .tokens = e.tokens});
+}
+
+int Trainer::run() {
+  bool stop = false;
+  while (done_ < config_.train.steps && !stop) {
+    const auto begin = Clock::now();
+    const StepResult result = step(done_);
+    if (!result.finite) {
+      (void)writer_->wait_and_finish();
+      throw DivergedError(fmt::format("step {}: loss {} or gradient norm {} is not finite; the step was refused. The last "
+                                      "checkpoint is whole: resume with a lower optimizer.lr or other data", done_ + 1,
+                                      result.loss_sum / static_cast<double>(std::max<std::int64_t>(targets_, 1)),
+                                      result.grad_norm));
+    }
+    ++done_;
+    report(result, seconds_since(begin));
+    stop = synchronize_ranks();
+    const auto due = [&](std::int64_t every) { return every > 0 && done_ % every == 0; };
+    if (validation_ && (due(config_.eval.every) || done_ == config_.train.steps)) evaluate_validation();
+    if (due(config_.checkpoint.every) || done_ == config_.train.steps || stop) {
+      if (stop || done_ == config_.train.steps) {  // the last save waits for the one before
+        if (const auto outcome = writer_->wait_and_finish()) note(outcome->message);
+      }
+      save();
+    }
+  }
+  if (const auto outcome = writer_->wait_and_finish()) {
+    save_failed_ = !outcome->ok;
+    note(outcome->ok ? fmt::format("saved {}", outcome->path) : fmt::format("warning: {}", outcome->message));
+  }
+  if (save_failed_) throw CheckpointError("the last checkpoint could not be saved (see the warning above); older ones stay");
+  if (stop) note(fmt::format("stopped by a signal after step {}; start again to go on", done_));
+  return stop ? 75 : 0;
+}
+
+int run_training(const RunConfig& config, parallel::MpiRuntime& runtime) {
+  install_stop_signals();
+  std::string warning;
+  set_threads(runtime, warning);
+  if (!warning.empty() && runtime.world().rank() == 0) fmt::print(stderr, "annulus: warning: {}\n", warning);
+  Trainer trainer(config, runtime);
+  return trainer.run();
+}
+
+}  // namespace annulus::train

@@ -1,0 +1,19 @@
+# oracle_check DIR: the model against the fp64 oracle's cases. Registered on this repository's own copies of the dense
+# cases; the whole folder is run by hand.
+add_executable(oracle_check oracle_check.cpp)
+target_link_libraries(oracle_check PRIVATE annulus_train nlohmann_json::nlohmann_json ${HDF5_C_LIBRARIES})
+target_include_directories(oracle_check PRIVATE ${HDF5_C_INCLUDE_DIRS})
+
+set(ORACLE_CASES ${CMAKE_CURRENT_SOURCE_DIR}/oracle)
+foreach(precision fp64 fp32)
+  foreach(ranks 1 2 3 4)
+    add_test(NAME oracle_${precision}_${ranks}
+             COMMAND ${RUN_MPI} -np ${ranks} $<TARGET_FILE:oracle_check> ${ORACLE_CASES} --precision ${precision})
+    set_tests_properties(oracle_${precision}_${ranks} PROPERTIES TIMEOUT 120 PROCESSORS 2 ENVIRONMENT "${MPI_ENVIRONMENT}")
+  endforeach()
+endforeach()
+foreach(layout zigzag contiguous)
+  add_test(NAME oracle_fp64_2x2_${layout}
+           COMMAND ${RUN_MPI} -np 4 $<TARGET_FILE:oracle_check> ${ORACLE_CASES} --data 2 --layout ${layout})
+  set_tests_properties(oracle_fp64_2x2_${layout} PROPERTIES TIMEOUT 120 PROCESSORS 2 ENVIRONMENT "${MPI_ENVIRONMENT}")
+endforeach()
