@@ -1,0 +1,130 @@
+// attention::band_*: check, plan, or run the twin of the context's device.
+#include "attention/band_workspace.h"
+#include "attention/cuda_missing.h"
+
+namespace annulus::attention {
+namespace {
+
+class Checker {
+ public:
+  Checker(const Context& ctx, const char* operation) : ctx_(ctx), operation_(operation) {}
+
+  void tensor(const char* name, const TensorView& x, DType dtype, const Shape& wanted) const {
+    if (x.shape != wanted || x.dtype != dtype) fail(name, x, fmt::format("{} {}", name_of(dtype), wanted.str()));
+    if (x.device != ctx_.device) fail(name, x, "a tensor on the context's device");
+    if (!ctx_.planning && !x.data && x.numel() > 0) fail(name, x, "memory (is its arena committed?)");
+  }
+
+  // q [B, T, Hq, D] of a working type; k and v [B, S, Hkv, D] of the same; bounds [B, T].
+  template <class Args>
+  void inputs(const Args& args) const {
+    working(args.q);
+    if (args.q.shape.rank() != 4) fail("q", args.q, "[B, T, Hq, D]");
+    if (args.k.shape.rank() != 4) fail("k", args.k, "[B, S, Hkv, D]");
+    tensor("q", args.q, args.q.dtype, args.q.shape);
+    tensor("k", args.k, args.q.dtype, {args.q.dim(0), args.k.dim(1), args.k.dim(2), args.q.dim(3)});
+    tensor("v", args.v, args.q.dtype, args.k.shape);
+    if (args.k.dim(2) < 1 || args.q.dim(2) % args.k.dim(2) != 0)
+      fail("k", args.k, "KV heads that divide the query heads");
+    tensor("first", args.first, DType::i32, {args.q.dim(0), args.q.dim(1)});
+    tensor("last", args.last, DType::i32, args.first.shape);
+  }
+
+  void working(const TensorView& x) const {
+    if (x.dtype == DType::f32 || x.dtype == DType::f64) return;
+    if (x.dtype == DType::bf16 && ctx_.device == DeviceKind::cuda) return;
+    fail("q", x, "float32 or float64, or bfloat16 on cuda");
+  }
+
+  [[noreturn]] void fail(const char* name, const TensorView& x, std::string_view expected) const {
+    throw Error(fmt::format("operation {}: {} is {} {} on {}, expected {}", operation_, name, name_of(x.dtype),
+                            x.shape.str(), x.device == DeviceKind::cpu ? "cpu" : "cuda", expected));
+  }
+
+ private:
+  const Context& ctx_;
+  const char* operation_;
+};
+
+Shape statistics_of(const TensorView& q) { return {q.dim(0), q.dim(2), q.dim(1)}; }
+
+void check(const Context& ctx, const BandForward& args) {
+  const Checker is(ctx, "band_forward");
+  is.inputs(args);
+  const DType stat = stat_type(args.q.dtype);
+  is.tensor("o", args.o, stat, args.q.shape);
+  is.tensor("lse", args.lse, stat, statistics_of(args.q));
+  if (args.out.shape.rank() > 0) is.tensor("out", args.out, args.q.dtype, args.q.shape);
+}
+
+void check(const Context& ctx, const BandDelta& args) {
+  const Checker is(ctx, "band_delta");
+  is.working(args.d_o);
+  if (args.d_o.shape.rank() != 4) is.fail("d_o", args.d_o, "[B, T, Hq, D]");
+  is.tensor("d_o", args.d_o, args.d_o.dtype, args.d_o.shape);
+  const DType stat = stat_type(args.d_o.dtype);
+  is.tensor("o", args.o, args.o.dtype == stat ? stat : args.d_o.dtype, args.d_o.shape);
+  is.tensor("delta", args.delta, stat, statistics_of(args.d_o));
+}
+
+void check(const Context& ctx, const BandBackward& args) {
+  const Checker is(ctx, "band_backward");
+  is.inputs(args);
+  const DType stat = stat_type(args.q.dtype);
+  is.tensor("d_o", args.d_o, args.q.dtype, args.q.shape);
+  is.tensor("lse", args.lse, stat, statistics_of(args.q));
+  is.tensor("delta", args.delta, stat, args.lse.shape);
+  is.tensor("d_q", args.d_q, stat, args.q.shape);
+  is.tensor("d_k", args.d_k, stat, args.k.shape);
+  is.tensor("d_v", args.d_v, stat, args.k.shape);
+}
+
+void check(const Context& ctx, const BandBounds& args) {
+  const Checker is(ctx, "band_bounds");
+  const Shape& shape = args.global_first.shape;
+  is.tensor("global_first", args.global_first, DType::i32, shape);
+  is.tensor("global_last", args.global_last, DType::i32, shape);
+  is.tensor("first", args.first, DType::i32, shape);
+  is.tensor("last", args.last, DType::i32, shape);
+  ANNULUS_CHECK(args.chunk >= 0, "band_bounds: a chunk of {} tokens", args.chunk);
+}
+
+template <class Args>
+void run(Context& ctx, const Args& args, const char* name, void (*on_cpu)(Context&, const Args&),
+         void (*on_cuda)(Context&, const Args&)) {
+  check(ctx, args);
+  const bool on_device = ctx.device == DeviceKind::cuda;
+  if (ctx.planning) {
+    const std::int64_t bytes = on_device ? cuda::workspace_bytes(args) : cpu::workspace_bytes(args);
+    if (bytes > 0) ops::Workspace counted(ctx, name, bytes);
+  } else if (!on_device) {
+    on_cpu(ctx, args);
+    ctx.poll();
+  } else if (on_cuda) {
+    on_cuda(ctx, args);
+  } else {
+    throw Error(fmt::format("operation {} on cuda: this program was built without CUDA; use the preset cuda", name));
+  }
+}
+
+}  // namespace
+
+#ifdef ANNULUS_CUDA
+#define ANNULUS_CUDA_TWIN(name) cuda::name
+#else
+#define ANNULUS_CUDA_TWIN(name) nullptr
+#endif
+
+#define ANNULUS_DISPATCH_OP(name, Args) \
+  void name(Context& ctx, const Args& args) { run<Args>(ctx, args, #name, cpu::name, ANNULUS_CUDA_TWIN(name)); }
+ANNULUS_BAND_OPS(ANNULUS_DISPATCH_OP)
+
+#ifdef ANNULUS_CUDA
+namespace cuda {
+#define ANNULUS_REFUSE_OP(name, Args) \
+  void name(Context&, const Args&) { throw Error(fmt::format("operation {} has no CUDA twin yet", #name)); }
+ANNULUS_BAND_OPS_WITHOUT_CUDA(ANNULUS_REFUSE_OP)
+}  // namespace cuda
+#endif
+
+}  // namespace annulus::attention
