@@ -276,7 +276,7 @@ std::unique_ptr<Communicator> NcclCommunicator::split(int color, int key) {
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_nccl_communicator(const ComputeDevice& device, Communicator& host,
+std::unique_ptr<Communicator> make_nccl_communicator(Communicator& host, const ComputeDevice& device,
                                                      NcclOptions options) {
   return std::make_unique<NcclCommunicator>(device, host, options);
 }
