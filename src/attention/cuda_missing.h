@@ -3,4 +3,4 @@
 // finds a row too many or too few.
 #pragma once
 
-#define ANNULUS_BAND_OPS_WITHOUT_CUDA(X) X(band_delta, BandDelta) X(band_backward, BandBackward)
+#define ANNULUS_BAND_OPS_WITHOUT_CUDA(X) X(band_backward, BandBackward)
