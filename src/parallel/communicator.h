@@ -1,11 +1,13 @@
-// Communicator: the collectives of one group of ranks. Written once against this interface, run on MPI for CPU ranks and
-// host data (MpiCommunicator), on NCCL for GPUs (NcclCommunicator) and alone (SelfCommunicator).
+// Communicator: the collectives of one group of ranks. Written once against this interface, run on MPI for CPU ranks
+// and host data (MpiCommunicator), on NCCL for GPUs (NcclCommunicator) and alone (SelfCommunicator).
 //
-// Contract: start calls are collective: every rank of the group makes the same calls in the same order. A start call reads
-// what the Context's stream has produced so far (its ready event) and returns a handle; buffers belong to the transfer
-// until wait(), which orders the Context's stream behind it (CPU: completes it) and never blocks the host for a GPU. Each
-// handle is waited for once. With ctx.planning nothing happens. Counts are int64; longer messages go in pieces of <= 1 GiB.
-// Results are the same bits for the same ranks. Failures throw Error with the call's text.
+// Contract: start calls are collective: every rank of the group makes the same calls in the same order. A start call
+// reads what the Context's stream has produced so far (its ready event) and returns a handle; buffers belong to the
+// transfer until wait(), which orders the Context's stream behind it (CPU: completes it) and never blocks the host for
+// a GPU. Each handle is waited for once. With ctx.planning nothing happens. Counts are int64; longer messages go in
+// pieces of <= 1 GiB. Results are the same bits for the same ranks, and of all_reduce the same bits on every rank; min
+// and max keep NaN. Reductions take f32, f64, i32, i64 (bf16 only where the device adds it: CPU ranks refuse it).
+// Failures throw Error with the call's text; an error met while messages move in the background is thrown by wait().
 #pragma once
 
 #include <memory>
@@ -32,9 +34,12 @@ class Communicator {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  virtual Handle all_reduce(Context& ctx, TensorView data, ReduceOp op) = 0;           // in place
-  virtual Handle all_gather(Context& ctx, TensorView send, TensorView recv) = 0;       // recv [size · n]; send may be its own part
-  virtual Handle reduce_scatter(Context& ctx, TensorView send, TensorView recv) = 0;   // sum; send [size · n]; recv may be its own part
+  virtual Handle all_reduce(Context& ctx, TensorView data, ReduceOp op) = 0;  // in place
+  // send [n] -> recv [size · n] in rank order; send may be its own part of recv.
+  virtual Handle all_gather(Context& ctx, TensorView send, TensorView recv) = 0;
+  // Sum of send [size · n] over ranks, part `rank` of it -> recv [n], which may be its own part of send; else send
+  // stays.
+  virtual Handle reduce_scatter(Context& ctx, TensorView send, TensorView recv) = 0;
   // Sends to rank + distance and receives from rank − distance (mod size), 0 < distance < size; equal sizes everywhere.
   virtual Handle shift(Context& ctx, TensorView send, TensorView recv, int distance) = 0;
   virtual Handle broadcast(Context& ctx, TensorView data, int root) = 0;
@@ -51,6 +56,7 @@ class Communicator {
   ByteCounters counters_;
 };
 
+// One rank. Copies only host tensors: on a GPU all_gather and reduce_scatter must be in place.
 std::unique_ptr<Communicator> make_self_communicator();
 
 }  // namespace annulus::parallel

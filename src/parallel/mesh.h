@@ -29,12 +29,12 @@ class Mesh {
   int size(std::string_view axis) const;
   int coordinate(std::string_view axis) const;  // this rank's
 
-  Communicator& world() { return *world_; }                 // host data, all ranks
-  Communicator& host(std::string_view axis);                // host data, the ranks that differ in this axis only
-  Communicator& device_world() { return *device_world_; }   // tensors of the compute device (gradients, parameters)
+  Communicator& world() { return *world_; }                // host data, all ranks
+  Communicator& host(std::string_view axis);               // host data, the ranks that differ in this axis only
+  Communicator& device_world() { return *device_world_; }  // tensors of the compute device (gradients, parameters)
   Communicator& device(std::string_view axis);
-  Communicator& kv_ring() { return *kv_ring_; }             // axis "sequence", K and V going round
-  Communicator& dkv_ring() { return *dkv_ring_; }           // axis "sequence", their gradients, in flight beside them
+  Communicator& kv_ring() { return *kv_ring_; }    // axis "sequence", K and V going round
+  Communicator& dkv_ring() { return *dkv_ring_; }  // axis "sequence", their gradients, in flight beside them
 
  private:
   std::size_t index_of(std::string_view axis) const;

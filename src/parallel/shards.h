@@ -1,6 +1,6 @@
-// OptimizerShards (ZeRO-1, arXiv 1910.02054): all parameters lie in one flat buffer, padded to a multiple of the ranks; rank
-// r owns elements [r · n, (r + 1) · n). Gradients are summed by one reduce-scatter a step, updated parameters return by one
-// all-gather. Knows nothing of names: only of ranges.
+// OptimizerShards (ZeRO-1, arXiv 1910.02054): all parameters lie in one flat buffer, padded to a multiple of the ranks;
+// rank r owns elements [r · n, (r + 1) · n). Gradients are summed by one reduce-scatter a step, updated parameters
+// return by one all-gather. Knows nothing of names: only of ranges.
 #pragma once
 
 #include <cstdint>
