@@ -3,7 +3,6 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <cmath>
 #include <vector>
 
 #include "core/error.h"
@@ -71,8 +70,8 @@ void check_range(std::string_view key, std::int64_t value, std::int64_t low, std
 }
 
 void check_range(std::string_view key, double value, double low, Low kind, double high) {
-  const bool above = kind == Low::open ? value > low : value >= low;
-  if (std::isfinite(value) && above && value <= high) return;
+  const bool above = kind == Low::open ? value > low : value >= low;  // false for NaN
+  if (above && value <= high) return;
   const std::string range = fmt::format("a finite number {} {}", kind == Low::open ? ">" : ">=", low);
   fail_key(key, fmt::format("{}", value), high >= 1e300 ? range : fmt::format("{} and <= {}", range, high));
 }

@@ -57,8 +57,8 @@ std::string spell(const toml::node& node) {  // "a string \"abc\"", for type err
   throw ConfigError(fmt::format("unknown key {} in {}; {}", key, origin.at(node), suggestion));
 }
 
-// The nearest known key: of the same section by its name, then the same name in another section, then any full key or
-// section; else what the section has.
+// The nearest known key: by name in the same section, then any full key or section, then by name in any section; else
+// what the section has.
 std::string suggest(const std::vector<Field>& fields, const std::string& section, const std::string& name) {
   const std::string full = section.empty() ? name : section + "." + name;
   std::vector<std::string> own_names, names, keys;
@@ -76,19 +76,21 @@ std::string suggest(const std::vector<Field>& fields, const std::string& section
   if (const std::string near = nearest_word(name, own_names); !near.empty()) {
     return fmt::format("did you mean {}.{}?", section, near);
   }
-  for (const Field& field : fields) {
-    if (field.name() == name) return fmt::format("did you mean {}?", field.key);
-  }
   if (const std::string near = nearest_word(full, keys); !near.empty()) return fmt::format("did you mean {}?", near);
   if (const std::string near = nearest_word(name, names); !near.empty()) {
     const auto match = std::find_if(fields.begin(), fields.end(), [&](const Field& f) { return f.name() == near; });
     return fmt::format("did you mean {}?", match->key);
   }
-  const std::vector<std::string>& known = own_names;
-  if (known.empty()) return "the sections are model, parallel, data, train, optimizer, schedule, checkpoint, log, eval";
+  std::vector<std::string> known = own_names;
+  if (known.empty()) {  // no such section
+    for (const std::string& key : keys) {
+      const std::string top = key.substr(0, key.find('.'));
+      if (std::find(known.begin(), known.end(), top) == known.end()) known.push_back(top);
+    }
+  }
   std::string list;
   for (const std::string& word : known) list += (list.empty() ? "" : ", ") + word;
-  return fmt::format("[{}] knows {}", section, list);
+  return own_names.empty() ? "the sections are " + list : fmt::format("[{}] knows {}", section, list);
 }
 
 template <class Int>

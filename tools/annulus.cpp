@@ -1,0 +1,223 @@
+// The program: parses the command line (the only file that knows CLI11), starts MPI for the subcommands that need it,
+// and turns errors into one message and an exit code (core/error.h, README).
+#include <fmt/core.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdlib>
+#include <functional>
+
+#include "commands.h"
+#include "core/config_check.h"
+#include "core/error.h"
+#include "core/version.h"
+#include "train/config.h"
+
+namespace annulus::tools {
+
+namespace {
+
+// This process's rank as the launcher tells it before MPI is up: 0 without one.
+int launched_rank() {
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"}) {
+    if (const char* value = std::getenv(name)) return std::atoi(value);
+  }
+  return 0;
+}
+
+// What a subcommand does once its options are parsed. Local ones need no MPI and run on rank 0 only.
+struct Action {
+  std::function<int()> local;
+  std::function<int(parallel::MpiRuntime&)> collective;
+};
+
+struct Options {  // parsed values, alive for as long as the Action
+  TrainCommand train;
+  train::EvaluateOptions evaluate;
+  PlanCommand plan;
+  train::BenchOptions bench;
+  InspectCommand inspect;
+  PlotCommand plot;
+};
+
+CLI::App* add_command(CLI::App& app, const char* name, const char* description, const char* footer = "") {
+  CLI::App* command = app.add_subcommand(name, description);
+  command->footer(footer);
+  return command;
+}
+
+void add_config(CLI::App* command, std::string& config, std::vector<std::string>& overrides) {
+  command->add_option("config", config, "TOML file of the run; docs/config.md lists every key")
+      ->required()
+      ->type_name("CONFIG");
+  command
+      ->add_option("--set", overrides,
+                   "Override a key of the config; the value is TOML, a bare word is a string. May be repeated")
+      ->type_name("SECTION.KEY=VALUE")
+      ->allow_extra_args(false);
+}
+
+void add_train(CLI::App& app, Options& o, Action& action) {
+  CLI::App* c = add_command(app, "train", "Train a model; goes on from the newest checkpoint of its run folder",
+                            "Under mpirun or srun every rank joins; alone it is one rank.\n"
+                            "SIGUSR1 saves a checkpoint and stops with exit code 75; start again to go on.\n"
+                            "Example: mpirun -np 2 annulus train configs/quickstart.toml --set train.steps=200");
+  add_config(c, o.train.config, o.train.overrides);
+  c->callback([&] { action.collective = [&](auto& runtime) { return run_train(o.train, runtime); }; });
+}
+
+void add_evaluate(CLI::App& app, Options& o, Action& action) {
+  CLI::App* c = add_command(app, "evaluate", "Loss, perplexity and bits per byte of a model on documents",
+                            "Example: annulus evaluate runs/quickstart --data book.txt");
+  c->add_option("model", o.evaluate.model, "Checkpoint, or run folder (its newest checkpoint)")
+      ->required()
+      ->type_name("MODEL");
+  c->add_option("--data", o.evaluate.data, "Files or folders to score: .txt, .jsonl, .bin")
+      ->required()
+      ->type_name("FILE");
+  c->add_option("--sequence-length", o.evaluate.sequence_length, "Tokens per window; the training length if left out")
+      ->type_name("S")
+      ->check(CLI::PositiveNumber);
+  c->add_option("--stride", o.evaluate.stride, "Tokens by which windows advance; the whole window if left out")
+      ->type_name("N")
+      ->check(CLI::PositiveNumber);
+  c->add_option("--precision", o.evaluate.precision,
+                "fp32, bf16 (GPU) or fp64 (CPU); fp32, or fp64 for an fp64 model, if left out")
+      ->type_name("TYPE");
+  c->add_flag("--json", o.evaluate.json, "Print the result as one line of JSON");
+  c->callback([&] { action.collective = [&](auto& runtime) { return train::run_evaluation(o.evaluate, runtime); }; });
+}
+
+void add_plan(CLI::App& app, Options& o, Action& action) {
+  CLI::App* c =
+      add_command(app, "plan", "What a run would take: parameters, memory, bytes per hop, time; starts nothing",
+                  "Example: annulus plan configs/llama-1b-128k.toml --gpus 8");
+  add_config(c, o.plan.config, o.plan.overrides);
+  c->add_option("--gpus", o.plan.gpus, "Plan for this many GPUs, one rank each")
+      ->type_name("N")
+      ->check(CLI::PositiveNumber);
+  c->add_option("--ranks", o.plan.ranks, "Plan for this many CPU ranks")->type_name("N")->check(CLI::PositiveNumber);
+  c->callback([&] { action.local = [&] { return run_plan(o.plan); }; });
+}
+
+void add_bench(CLI::App& app, Options& o, Action& action) {
+  CLI::App* c = add_command(app, "bench", "Time kernels and a training step against this machine's ceilings");
+  c->add_option("--filter", o.bench.filter, "Only cases whose name contains this")->type_name("TEXT");
+  c->add_flag("--json", o.bench.json, "Print the result as one line of JSON");
+  c->callback([&] { action.collective = [&](auto& runtime) { return train::run_bench(o.bench, runtime); }; });
+}
+
+void add_inspect(CLI::App& app, Options& o, Action& action) {
+  CLI::App* c = add_command(app, "inspect", "Parameters, tensors, config, step and provenance of a checkpoint",
+                            "Open only checkpoints that you trust: HDF5 files can be crafted to attack the library.");
+  c->add_option("path", o.inspect.path, "Checkpoint, or run folder (its newest checkpoint)")
+      ->required()
+      ->type_name("PATH");
+  c->add_flag("--json", o.inspect.json, "Print everything as one line of JSON");
+  c->add_flag("--verify", o.inspect.verify, "Read every value and compare its checksum");
+  c->callback([&] { action.local = [&] { return run_inspect(o.inspect); }; });
+}
+
+void add_plot(CLI::App& app, Options& o, Action& action) {
+  CLI::App* c = add_command(app, "plot", "Draw a run's losses as an SVG picture");
+  c->add_option("run", o.plot.run, "Run folder, or its metrics.jsonl")->required()->type_name("RUN");
+  c->add_option("-o,--output", o.plot.output, "The picture; RUN/loss.svg if left out")->type_name("FILE");
+  c->callback([&] { action.local = [&] { return run_plot(o.plot); }; });
+}
+
+void add_config_docs(CLI::App& app, Action& action) {
+  CLI::App* c = add_command(app, "config-docs", "Print docs/config.md, every key of a config");
+  c->group("");  // for maintainers: not in --help
+  c->callback([&] {
+    action.local = [] {
+      fmt::print("{}", train::config_docs());
+      return 0;
+    };
+  });
+}
+
+// The message for a command line that CLI11 refused, with the nearest word for one that it does not know.
+std::string explain(const CLI::App& app, const CLI::ParseError& error) {
+  const CLI::App* command = &app;
+  for (const CLI::App* used : app.get_subcommands()) command = used;
+  const std::string name = command == &app ? "annulus" : "annulus " + command->get_name();
+  std::string hint;
+  std::vector<std::string> known;
+  if (command == &app) {
+    for (const CLI::App* sub : app.get_subcommands([](const CLI::App* s) { return !s->get_group().empty(); })) {
+      known.push_back(sub->get_name());
+    }
+  } else {
+    for (const CLI::Option* option : command->get_options()) {
+      for (const std::string& word : option->get_lnames()) known.push_back("--" + word);
+    }
+  }
+  for (const std::string& word : command->remaining()) {
+    if (hint.empty()) hint = did_you_mean(word.substr(0, word.find('=')), known);
+  }
+  return fmt::format("{}{}; see {} --help", error.what(), hint, name);
+}
+
+int parse(CLI::App& app, int argc, char** argv, bool speaks) {  // −1: go on
+  try {
+    app.parse(argc, argv);
+    return -1;
+  } catch (const CLI::Success& request) {  // --help, --version
+    return speaks ? app.exit(request) : 0;
+  } catch (const CLI::ParseError& error) {
+    const std::string message = explain(app, error);
+    if (speaks) fmt::print(stderr, "annulus: error: {}\n", message);
+    return UsageError(message).exit_code();
+  }
+}
+
+// Runs the action and gives errors to `fail`, which says them and may not return.
+int guard(const std::function<int()>& action, const std::function<int(const std::string&, int)>& fail) {
+  try {
+    return action();
+  } catch (const Error& error) {
+    return fail(error.what(), error.exit_code());
+  } catch (const std::bad_alloc&) {
+    return fail("out of host memory; use more ranks, a shorter train.sequence_length or a smaller train.micro_batch",
+                1);
+  } catch (const std::exception& error) {
+    return fail(error.what(), 1);
+  }
+}
+
+}  // namespace
+
+int run(int argc, char** argv) {
+  CLI::App app("Annulus trains long-context transformers: a sequence is spread over MPI ranks.", "annulus");
+  app.set_version_flag("--version", fmt::format("annulus {}", kVersion));
+  app.require_subcommand(1);
+  app.footer(
+      "Exit codes: 0 done; 1 internal error; 2 usage or config; 3 data; 4 checkpoint or model file; 5 diverged;\n"
+      "6 a rank hung or died; 75 stopped by a signal, with a checkpoint saved.");
+  Options options;
+  Action action;
+  add_train(app, options, action);
+  add_evaluate(app, options, action);
+  add_plan(app, options, action);
+  add_bench(app, options, action);
+  add_inspect(app, options, action);
+  add_plot(app, options, action);
+  add_config_docs(app, action);
+
+  const bool speaks = launched_rank() == 0;
+  if (const int code = parse(app, argc, argv, speaks); code >= 0) return code;
+  if (action.local) {
+    if (!speaks) return 0;
+    return guard(action.local, [](const std::string& message, int code) {
+      std::fflush(stdout);
+      fmt::print(stderr, "annulus: error: {}\n", message);
+      return code;
+    });
+  }
+  parallel::MpiRuntime runtime(&argc, &argv);
+  return guard([&] { return action.collective(runtime); },
+               [&](const std::string& message, int code) -> int { fail_job(runtime, message, code); });
+}
+
+}  // namespace annulus::tools
+
+int main(int argc, char** argv) { return annulus::tools::run(argc, argv); }

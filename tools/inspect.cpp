@@ -1,0 +1,77 @@
+#include <fmt/core.h>
+
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "checkpoint/store.h"
+#include "commands.h"
+
+namespace annulus::tools {
+
+namespace {
+
+std::int64_t num_parameters(const checkpoint::Checkpoint& opened) {
+  std::int64_t count = 0;
+  for (const checkpoint::TensorInfo& t : opened.tensors()) count += t.group == "model" ? t.shape.numel() : 0;
+  return count;
+}
+
+void print_json(const checkpoint::Checkpoint& opened, bool verified) {
+  const checkpoint::Meta& meta = opened.meta();
+  nlohmann::ordered_json tensors = nlohmann::ordered_json::array();
+  for (const checkpoint::TensorInfo& t : opened.tensors()) {
+    std::vector<std::int64_t> shape;
+    for (int i = 0; i < t.shape.rank(); ++i) shape.push_back(t.shape[i]);
+    tensors.push_back({{"group", t.group}, {"name", t.tensor}, {"shape", shape}, {"dtype", name_of(t.dtype)}});
+  }
+  const nlohmann::ordered_json out = {{"path", opened.path()},
+                                      {"step", meta.step},
+                                      {"tokens", meta.tokens_seen},
+                                      {"tokens_planned", meta.tokens_planned},
+                                      {"parameters", num_parameters(opened)},
+                                      {"bytes", opened.bytes()},
+                                      {"precision", meta.precision},
+                                      {"ranks", meta.ranks},
+                                      {"seed", meta.seed},
+                                      {"provenance", meta.provenance},
+                                      {"verified", verified},
+                                      {"config", meta.config},
+                                      {"tensors", tensors}};
+  fmt::print("{}\n", out.dump());
+}
+
+void print_text(const checkpoint::Checkpoint& opened, bool verified) {
+  const checkpoint::Meta& meta = opened.meta();
+  fmt::print("checkpoint  {}\n", opened.path());
+  fmt::print("step        {}\n", meta.step);
+  fmt::print("tokens      {} of {} planned\n", meta.tokens_seen, meta.tokens_planned);
+  fmt::print("parameters  {}\n", num_parameters(opened));
+  fmt::print("values      {:.1f} MiB, optimiser state among them\n", static_cast<double>(opened.bytes()) / (1 << 20));
+  fmt::print("precision   {}, written by {} ranks, seed {}\n", meta.precision, meta.ranks, meta.seed);
+  if (!meta.provenance.empty()) fmt::print("provenance  {}\n", meta.provenance);
+  fmt::print("checksums   {}\n", verified ? "all compared, all right" : "not compared (--verify compares them)");
+  std::string group;
+  for (const checkpoint::TensorInfo& t : opened.tensors()) {
+    if (t.group != group) fmt::print("\n/{}\n", t.group);
+    group = t.group;
+    fmt::print("  {:<56} {:<16} {}\n", t.tensor, t.shape.str(), name_of(t.dtype));
+  }
+  fmt::print("\n{}", meta.config.empty() ? "no run config: a model without a recipe\n" : meta.config);
+}
+
+}  // namespace
+
+int run_inspect(const InspectCommand& command) {
+  std::vector<std::string> skipped;
+  const auto opened = checkpoint::Checkpoint::open(checkpoint::resolve_model_path(command.path, &skipped));
+  for (const std::string& line : skipped) fmt::print(stderr, "annulus: {}\n", line);
+  if (command.verify) opened.verify();
+  if (command.json) {
+    print_json(opened, command.verify);
+  } else {
+    print_text(opened, command.verify);
+  }
+  return 0;
+}
+
+}  // namespace annulus::tools
