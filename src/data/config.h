@@ -15,7 +15,7 @@ struct SourceConfig {
 struct DataConfig {
   std::vector<SourceConfig> sources;
   std::vector<std::string> validation;  // files or folders, scored by evaluation while training
-  std::string tokenizer = "bytes";      // bytes (256 + end of document), none (tokens come ready: .bin, {"tokens": …})
+  std::string tokenizer = "bytes";  // bytes (256 + end of document), none (tokens come ready: .bin, {"tokens": …})
   bool operator==(const DataConfig&) const = default;
 };
 
