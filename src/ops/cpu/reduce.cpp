@@ -27,8 +27,10 @@ void reduce(const Args& args, const Map& map) {
       partial[static_cast<std::size_t>(b)] = block_sum(x, b * block, std::min(n, (b + 1) * block), map);
     });
   });
-  double total = 0;
-  for (const double p : partial) total += p;
+  for (std::size_t half = partial.size() / 2; half > 0; half /= 2) {  // pairwise: the error grows with log(blocks)
+    for (std::size_t b = 0; b < half; ++b) partial[b] += partial[b + half];
+  }
+  const double total = partial[0];
   double& result = *args.result.template as<double>();
   result = args.mode == GradMode::accumulate ? result + total : total;
 }
