@@ -39,6 +39,8 @@ struct Options {  // parsed values, alive for as long as the Action
   PlotCommand plot;
 };
 
+const CLI::Range kPositive(std::int64_t{1}, std::int64_t{INT32_MAX}, "");
+
 CLI::App* add_command(CLI::App& app, const char* name, const char* description, const char* footer = "") {
   CLI::App* command = app.add_subcommand(name, description);
   command->footer(footer);
@@ -76,10 +78,10 @@ void add_evaluate(CLI::App& app, Options& o, Action& action) {
       ->type_name("FILE");
   c->add_option("--sequence-length", o.evaluate.sequence_length, "Tokens per window; the training length if left out")
       ->type_name("S")
-      ->check(CLI::PositiveNumber);
+      ->check(kPositive);
   c->add_option("--stride", o.evaluate.stride, "Tokens by which windows advance; the whole window if left out")
       ->type_name("N")
-      ->check(CLI::PositiveNumber);
+      ->check(kPositive);
   c->add_option("--precision", o.evaluate.precision,
                 "fp32, bf16 (GPU) or fp64 (CPU); fp32, or fp64 for an fp64 model, if left out")
       ->type_name("TYPE");
@@ -92,10 +94,8 @@ void add_plan(CLI::App& app, Options& o, Action& action) {
       add_command(app, "plan", "What a run would take: parameters, memory, bytes per hop, time; starts nothing",
                   "Example: annulus plan configs/llama-1b-128k.toml --gpus 8");
   add_config(c, o.plan.config, o.plan.overrides);
-  c->add_option("--gpus", o.plan.gpus, "Plan for this many GPUs, one rank each")
-      ->type_name("N")
-      ->check(CLI::PositiveNumber);
-  c->add_option("--ranks", o.plan.ranks, "Plan for this many CPU ranks")->type_name("N")->check(CLI::PositiveNumber);
+  c->add_option("--gpus", o.plan.gpus, "Plan for this many GPUs, one rank each")->type_name("N")->check(kPositive);
+  c->add_option("--ranks", o.plan.ranks, "Plan for this many CPU ranks")->type_name("N")->check(kPositive);
   c->callback([&] { action.local = [&] { return run_plan(o.plan); }; });
 }
 
@@ -139,22 +139,21 @@ void add_config_docs(CLI::App& app, Action& action) {
 std::string explain(const CLI::App& app, const CLI::ParseError& error) {
   const CLI::App* command = &app;
   for (const CLI::App* used : app.get_subcommands()) command = used;
-  const std::string name = command == &app ? "annulus" : "annulus " + command->get_name();
-  std::string hint;
+  const bool top = command == &app;
+  const std::string help = fmt::format("see {} --help", top ? "annulus" : "annulus " + command->get_name());
+  const std::vector<std::string> unknown = command->remaining();
+  if (unknown.empty()) return fmt::format("{}; {}", error.what(), help);
+
   std::vector<std::string> known;
-  if (command == &app) {
-    for (const CLI::App* sub : app.get_subcommands([](const CLI::App* s) { return !s->get_group().empty(); })) {
-      known.push_back(sub->get_name());
-    }
-  } else {
-    for (const CLI::Option* option : command->get_options()) {
-      for (const std::string& word : option->get_lnames()) known.push_back("--" + word);
-    }
+  for (const CLI::App* sub : command->get_subcommands([](const CLI::App* s) { return !s->get_group().empty(); })) {
+    known.push_back(sub->get_name());
   }
-  for (const std::string& word : command->remaining()) {
-    if (hint.empty()) hint = did_you_mean(word.substr(0, word.find('=')), known);
+  for (const CLI::Option* option : command->get_options()) {
+    for (const std::string& word : option->get_lnames()) known.push_back("--" + word);
   }
-  return fmt::format("{}{}; see {} --help", error.what(), hint, name);
+  const std::string word = unknown.front().substr(0, unknown.front().find('='));
+  return fmt::format("{} \"{}\"{}; {}", top ? "unknown subcommand" : "unexpected argument", word,
+                     did_you_mean(word, known), help);
 }
 
 int parse(CLI::App& app, int argc, char** argv, bool speaks) {  // −1: go on

@@ -39,15 +39,16 @@ std::string label(double value, double step) {
   return fmt::format("{:.{}f}", std::abs(value) < step / 2 ? 0.0 : value, digits);
 }
 
-// Exponential running mean over about a fortieth of the curve, without the bias of its start.
+// Centred running mean over up to a fortieth of the curve; narrower at its start, where a wide one would smear the
+// fall, and one-sided at its end.
 std::vector<LossPoint> smooth(const std::vector<LossPoint>& points) {
-  const double keep = 1 - 1 / std::max(1.0, static_cast<double>(points.size()) / 40);
+  std::vector<double> sum(points.size() + 1);  // of the losses before i
+  for (std::size_t i = 0; i < points.size(); ++i) sum[i + 1] = sum[i] + points[i].loss;
   std::vector<LossPoint> out;
-  double sum = 0, weight = 0;
-  for (const LossPoint& p : points) {
-    sum = keep * sum + p.loss;
-    weight = keep * weight + 1;
-    out.push_back({p.step, sum / weight});
+  for (std::size_t i = 0; i < points.size(); ++i) {
+    const std::size_t half = std::min(i / 10, points.size() / 80);
+    const std::size_t begin = i - half, end = std::min(i + half + 1, points.size());
+    out.push_back({points[i].step, (sum[end] - sum[begin]) / static_cast<double>(end - begin)});
   }
   return out;
 }
@@ -135,7 +136,7 @@ std::string draw_legend(const LossCurves& curves) {
 }  // namespace
 
 std::string draw_loss_svg(const std::string& title, const LossCurves& curves) {
-  double last = 1, low = HUGE_VAL, high = -HUGE_VAL;
+  double last = 10, low = HUGE_VAL, high = -HUGE_VAL;
   for (const auto* curve : {&curves.training, &curves.validation}) {
     for (const LossPoint& p : *curve) {
       last = std::max(last, p.step);
@@ -153,6 +154,10 @@ std::string draw_loss_svg(const std::string& title, const LossCurves& curves) {
       "<text x=\"{2}\" y=\"28\" font-size=\"15\" font-weight=\"bold\">{3}</text>\n",
       kWidth, kHeight, kLeft, escape(title));
   text += draw_axes(x, y) + draw_legend(curves);
+  if (curves.training.size() == 1) {  // no line yet
+    const LossPoint& p = curves.training.front();
+    text += fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3\" fill=\"#1d4ed8\"/>\n", x.at(p.step), y.at(p.loss));
+  }
   text += polyline(curves.training, x, y, "stroke=\"#93c5fd\" stroke-width=\"1\"");
   text += polyline(smooth(curves.training), x, y, "stroke=\"#1d4ed8\" stroke-width=\"2.2\" stroke-linejoin=\"round\"");
   for (const LossPoint& p : thin(curves.validation, x)) {
