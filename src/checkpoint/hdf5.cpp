@@ -294,7 +294,8 @@ void File::write_piece(const Piece& piece, const void* data, const std::function
     type = type_of(piece.dtype, where);
     const Id create = make_list(H5P_DATASET_CREATE, where);
     check(H5Pset_chunk(create.get(), rank, dims_of(chunk[0], chunk[1]).data()), where, "H5Pset_chunk");
-    check(H5Pset_fill_time(create.get(), H5D_FILL_TIME_NEVER), where, "H5Pset_fill_time");
+    // The default fill time stays: it fills nothing, as no fill value is set. With H5D_FILL_TIME_NEVER HDF5 1.10.8
+    // loses, silently, what is written past its cache into a dataset of one chunk (libver latest).
     const Id space = space_of(rank, dims_of(r.rows, r.cols), where), groups = making_groups(where);
     dataset =
         Id(check(H5Dcreate2(id_.get(), name.c_str(), type.get(), space.get(), groups.get(), create.get(), H5P_DEFAULT),
@@ -317,6 +318,10 @@ void File::write_piece(const Piece& piece, const void* data, const std::function
       const char* from = bytes + (row * r.cols + col) * static_cast<std::int64_t>(size_of(piece.dtype));
       check(H5Dwrite(dataset.get(), type.get(), memory.get(), space.get(), H5P_DEFAULT, from), where, "H5Dwrite");
     }
+  }
+  const Api api;
+  if (static_cast<std::int64_t>(H5Dget_storage_size(dataset.get())) < piece.bytes()) {
+    throw CheckpointError(fmt::format("{}: H5Dwrite reported success, but the values are not stored", where));
   }
 }
 

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "checkpoint/hash.h"
+#include "core/version.h"
 
 namespace annulus::checkpoint {
 namespace {
@@ -147,6 +148,25 @@ std::vector<Piece> pieces_from(const json& values, const std::string& where) {
 
 std::string compact(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
 
+// For people and their tools: a line for each field, and for each element of the long lists.
+std::string readable(const json& object) {
+  std::string out;
+  for (const auto& [key, value] : object.items()) {
+    out += (out.empty() ? "{\n  " : ",\n  ") + compact(key) + ": ";
+    if (!value.is_array() || value.empty()) {
+      out += compact(value);
+      continue;
+    }
+    const char* separator = "[\n    ";
+    for (const json& element : value) {
+      out += separator + compact(element);
+      separator = ",\n    ";
+    }
+    out += "\n  ]";
+  }
+  return out + "\n}\n";
+}
+
 json parse(const std::string& text, const std::string& where) {
   try {
     const auto limit_depth = [&](int depth, json::parse_event_t, json&) {
@@ -196,7 +216,7 @@ std::string to_text(const Manifest& m) {
   for (const Piece& p : m.pieces) slices.push_back(to_json(p));
   json out = {{"format", kFormat},
               {"version", kManifestVersion},
-              {"written_by", "annulus 0.1.0"},
+              {"written_by", std::string("annulus ") + kVersion},
               {"created", utc_now()},
               {"step", m.meta.step},
               {"tokens_seen", m.meta.tokens_seen},
@@ -211,7 +231,7 @@ std::string to_text(const Manifest& m) {
               {"slices", std::move(slices)}};
   const std::string body = compact(out);
   out[kChecksum] = hash_of(body.data(), body.size());
-  return out.dump(1, ' ', false, json::error_handler_t::replace) + "\n";
+  return readable(out);
 }
 
 Manifest parse_manifest(const std::string& text, const std::string& where) {

@@ -75,6 +75,7 @@ void sort_pieces(std::vector<Piece>& pieces) {
 }
 
 void check_tiling(const std::vector<Piece>& sorted, const std::string& where) {
+  for (const Piece& p : sorted) check_rectangle(p, where);
   for (std::size_t i = 0; i < sorted.size();) {
     const Piece& first = sorted[i];
     const auto name = [&] { return fmt::format("{}: tensor {}/{}", where, first.group, first.tensor); };
@@ -82,7 +83,6 @@ void check_tiling(const std::vector<Piece>& sorted, const std::string& where) {
     std::int64_t covered = 0;
     for (; i < sorted.size() && sorted[i].group == first.group && sorted[i].tensor == first.tensor; ++i) {
       const Piece& p = sorted[i];
-      check_rectangle(p, where);
       if (p.dtype != first.dtype || p.global_shape != first.global_shape) {
         throw CheckpointError(fmt::format("{}: {} {} in {}, but {} {} in {}", name(), name_of(first.dtype),
                                           first.global_shape.str(), first.file, name_of(p.dtype), p.global_shape.str(),
