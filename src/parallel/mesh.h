@@ -25,6 +25,9 @@ class Mesh {
   // The product of the axes must be the world's size; otherwise a ConfigError says both and lists what fits.
   Mesh(Communicator& world, std::vector<Axis> axes, const DeviceCommunicatorFactory& device_factory = nullptr);
 
+  // Rank 0 of a mesh of ranks that do not exist, for plans: its communicators have sizes and do nothing. Not collective.
+  static std::unique_ptr<Mesh> planned(std::vector<Axis> axes);
+
   const std::vector<Axis>& axes() const { return axes_; }
   int size(std::string_view axis) const;
   int coordinate(std::string_view axis) const;  // this rank's
@@ -37,8 +40,10 @@ class Mesh {
   Communicator& dkv_ring() { return *dkv_ring_; }  // axis "sequence", their gradients, in flight beside them
 
  private:
+  Mesh() = default;
   std::size_t index_of(std::string_view axis) const;
-  Communicator* world_;
+  std::unique_ptr<Communicator> planned_world_;  // of planned() only
+  Communicator* world_ = nullptr;
   std::vector<Axis> axes_;
   std::vector<int> coordinates_;
   std::vector<std::unique_ptr<Communicator>> host_axes_, device_axes_;
