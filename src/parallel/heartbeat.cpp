@@ -1,6 +1,7 @@
 #include "parallel/heartbeat.h"
 
 #include <fcntl.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
@@ -148,15 +149,16 @@ std::vector<Heartbeat::SlotState> Heartbeat::read() const {
     const Slot& s = slot(i);
     SlotState& out = states[static_cast<std::size_t>(i)];
     std::uint64_t sequence = 0;
-    // A rank stopped in the middle of a publication stays odd for ever: after a few tries its halves must do.
-    for (int tries = 0; tries < 1000; ++tries) {
+    // A rank stopped in the middle of a publication leaves its counter odd for ever: then halves must do.
+    for (int tries = 0; tries < 200 && !out.whole; ++tries) {
+      if (tries > 100) ::sched_yield();  // the writer may have lost its core
       sequence = s.sequence.load(std::memory_order_acquire);
       out.position = {s.step.load(kRelaxed), static_cast<Phase>(s.phase.load(kRelaxed)), s.layer.load(kRelaxed),
                       s.hop.load(kRelaxed)};
       out.order = s.order.load(kRelaxed);
       out.time_ns = s.time_ns.load(kRelaxed);
       std::atomic_thread_fence(std::memory_order_acquire);
-      if (sequence % 2 == 0 && s.sequence.load(kRelaxed) == sequence) break;
+      out.whole = sequence % 2 == 0 && s.sequence.load(kRelaxed) == sequence;
     }
     out.moves = sequence + s.touches.load(kRelaxed);
     out.watchdog_beats = s.watchdog_beats.load(kRelaxed);

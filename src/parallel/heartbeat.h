@@ -51,8 +51,8 @@ std::string to_string(const Position& position);  // "step 12, forward, layer 3,
 class Heartbeat {
  public:
   // Collective over `host`, the ranks on this host (MpiRuntime::host()). `path`: a file name of this run and this host,
-  // where a file can be made and mapped; it is removed again before this returns, so that nothing is left behind
-  // however the job ends. Throws Error on every rank when it cannot be made. One per process at a time.
+  // where a file can be made and mapped; it is removed again as soon as all have mapped it, so that nothing stays
+  // behind however the job ends. Throws Error on every rank when it cannot be made. One per process at a time.
   Heartbeat(Communicator& host, int world_rank, int world_size, const std::string& path);
   ~Heartbeat();  // publishes `finished`: others no longer expect this rank to move
   Heartbeat(const Heartbeat&) = delete;
@@ -89,6 +89,7 @@ class Heartbeat {
     std::uint64_t moves = 0, watchdog_beats = 0;
     int world_rank = -1;
     bool present = false, waiting = false;
+    bool whole = false;  // false: the rank lost its core, or was stopped, in the middle of a publication
   };
 
   // Any thread.

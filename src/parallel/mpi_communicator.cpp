@@ -101,20 +101,26 @@ int MpiCommunicator::next_tags() {
 }
 
 Handle MpiCommunicator::start(std::unique_ptr<MpiOperation> operation) {
-  if (operation->advance()) return {};
   active_.push_back({next_id_, std::move(operation), nullptr});
+  advance(active_.back());
+  if (!active_.back().operation) {
+    active_.pop_back();
+    return {};
+  }
   return {next_id_++};
 }
 
-void MpiCommunicator::progress() noexcept {
-  for (Active& a : active_) {
-    if (!a.operation || a.error) continue;
-    try {
-      if (a.operation->advance()) a.operation.reset();
-    } catch (...) {
-      a.error = std::current_exception();
-    }
+void MpiCommunicator::advance(Active& active) noexcept {
+  if (!active.operation || active.error) return;
+  try {
+    if (active.operation->advance()) active.operation.reset();
+  } catch (...) {
+    active.error = std::current_exception();
   }
+}
+
+void MpiCommunicator::progress() noexcept {
+  for (Active& active : active_) advance(active);
 }
 
 Handle MpiCommunicator::all_reduce(Context& ctx, TensorView data, ReduceOp op) {

@@ -51,6 +51,7 @@ class MpiCommunicator final : public Communicator {
   MpiCommunicator(Adopt, MPI_Comm comm, MpiOptions options);
 
   int next_tags();
+  static void advance(Active& active) noexcept;
   Handle start(std::unique_ptr<MpiOperation> operation);
 
   MpiOptions options_;

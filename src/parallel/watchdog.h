@@ -12,6 +12,7 @@
 // that does not wait, else the furthest behind, else the one that has been silent longest.
 #pragma once
 
+#include <algorithm>
 #include <condition_variable>
 #include <functional>
 #include <mutex>
@@ -37,9 +38,8 @@ class HangDetector {
   };
   std::size_t culprit(const std::vector<Heartbeat::SlotState>& slots) const;
   std::string report(const std::vector<Heartbeat::SlotState>& slots) const;
-  bool stopped(std::size_t i) const { return seen_[i].beatless >= kStoppedAfter; }
+  bool stopped(std::size_t i) const { return seen_[i].beatless >= std::min(1.5, seconds_ / 2); }
 
-  static constexpr double kStoppedAfter = 1.5;
   double seconds_;
   bool host_has_all_;
   std::vector<Seen> seen_;
