@@ -27,7 +27,7 @@ class TempFolder {
     struct statvfs info;
     const bool memory = statvfs("/dev/shm", &info) == 0 && info.f_bavail * info.f_frsize > (256u << 20) &&
                         access("/dev/shm", W_OK) == 0;
-    std::string pattern = (memory ? "/dev/shm/" : ::testing::TempDir()) + "annulus-XXXXXX";
+    std::string pattern = (memory ? "/dev/shm/" : ::testing::TempDir()) + "annulus-checkpoint-XXXXXX";
     path_ = mkdtemp(pattern.data());
   }
   ~TempFolder() {
