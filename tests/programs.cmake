@@ -17,3 +17,7 @@ foreach(layout zigzag contiguous)
            COMMAND ${RUN_MPI} -np 4 $<TARGET_FILE:oracle_check> ${ORACLE_CASES} --data 2 --layout ${layout})
   set_tests_properties(oracle_fp64_2x2_${layout} PROPERTIES TIMEOUT 120 PROCESSORS 2 ENVIRONMENT "${MPI_ENVIRONMENT}")
 endforeach()
+
+add_test(NAME command_line
+         COMMAND bash ${CMAKE_CURRENT_SOURCE_DIR}/program/cli_test.sh $<TARGET_FILE:annulus> ${CMAKE_SOURCE_DIR}/configs)
+set_tests_properties(command_line PROPERTIES TIMEOUT 120 PROCESSORS 2 ENVIRONMENT "${MPI_ENVIRONMENT}")
