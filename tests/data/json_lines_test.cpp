@@ -106,7 +106,8 @@ TEST(JsonLines, ErrorsNameFileLineAndColumn) {
   fails("{\"text\": \"\\ud83d\"}", {"surrogates"});
   fails("{\"text\": \"\\ud83d\\u0041\"}", {"surrogates"});
   fails("{\"text\": \"\\ude00\"}", {"surrogates"});
-  for (const char* bad : {"\xff", "\xc0\x80", "\xe0\x80\x80", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xc3", "\x80"}) {
+  for (const char* bad : {"\xff", "\xc0\x80", "\xe0\x80\x80", "\xf0\x80\x80\x80", "\xf5\x80\x80\x80", "\xed\xa0\x80",
+                          "\xf4\x90\x80\x80", "\xc3", "\x80"}) {
     fails("{\"text\": \"" + std::string(bad) + "\"}", {"f.jsonl:3: ", "column 11", "UTF-8"});
   }
   fails("{\"text\": \"a\", \"meta\": {}}", {"f.jsonl:3: ", "unknown key \"meta\"", "\"mask\""});
