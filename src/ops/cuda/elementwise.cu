@@ -34,6 +34,8 @@ struct CastBody {
 #pragma unroll
     for (int j = 0; j < N; ++j) {
       if constexpr (std::is_same_v<Y, double>) out.v[j] = static_cast<double>(in.v[j]);
+      else if constexpr (std::is_same_v<X, double> && std::is_same_v<Y, Bf16>)
+        out.v[j] = __double2bfloat16(in.v[j]);  // rounds once
       else out.v[j] = from_f32<Y>(to_f32(in.v[j]));
     }
     store<N>(y + i, out);
