@@ -28,6 +28,7 @@ class Checker {
       fail("k", args.k, "KV heads that divide the query heads");
     tensor("first", args.first, DType::i32, {args.q.dim(0), args.q.dim(1)});
     tensor("last", args.last, DType::i32, args.first.shape);
+    ANNULUS_CHECK(args.scale > 0, "operation {}: scale is {}, expected > 0", operation_, args.scale);
   }
 
   void working(const TensorView& x) const {

@@ -12,6 +12,7 @@
 
 #include "attention/band_workspace.h"
 #include "attention/cpu/strip.h"
+#include "ops/cpu/parallel.h"
 
 namespace annulus::attention::cpu {
 namespace {
@@ -21,9 +22,9 @@ constexpr T kInfinity = std::numeric_limits<T>::infinity();
 
 template <class T>
 struct BackwardStrip : Strip<T> {
-  alignas(64) T lse[kStripWidth<T>];  // times log2 e; +∞ in lanes that saw nothing, which makes their weights 0
+  alignas(64) T lse[kStripWidth<T>];  // +∞ in lanes that saw nothing, which makes their weights 0
   alignas(64) T delta[kStripWidth<T>];
-  T *q_columns, *d_o_columns, *d_q;  // [D][width]: q times scale · log2 e, d_o, and the sum of d_q / scale
+  T *q_columns, *d_o_columns, *d_q;  // [D][width]: q, d_o, and the sum of d_q / scale
   T *q_rows, *d_o_rows;              // [width][padded D]
 };
 
@@ -43,16 +44,16 @@ std::int64_t workspace_size(const BandShape& shape) {
   return strip_size<T>(shape) * kMaxBlockStrips + 2 * kStripWidth<T> * kTileKeys;
 }
 
-// Scores s and d_p = d_o · v become weights p and d_s / scale = p · (d_p − delta).
+// Scores q · k and d_p = d_o · v become weights p and d_s / scale = p · (d_p − delta).
 template <class T, int N, bool kPartial>
-void differentiate(const BackwardStrip<T>& strip, const KeyRange& piece, T* p, T* d_s) {
+void differentiate(const BackwardStrip<T>& strip, const KeyRange& piece, T scale, T* p, T* d_s) {
   using Index = typename Strip<T>::Index;
   constexpr int kWidth = N * kLanes<T>;
   for (std::int64_t j = piece.begin; j < piece.end; ++j, p += kWidth, d_s += kWidth) {
     const auto key = static_cast<Index>(j);
 #pragma omp simd
     for (int x = 0; x < kWidth; ++x) {
-      T weight = vector_exp2(p[x] - strip.lse[x]);
+      T weight = exp_of(p[x] * scale - strip.lse[x]);
       if constexpr (kPartial) weight = (strip.first[x] <= key) & (key <= strip.last[x]) ? weight : T(0);
       p[x] = weight;
       d_s[x] = weight * (d_s[x] - strip.delta[x]);
@@ -101,7 +102,7 @@ class Backward {
   void run(const BlockGrid& grid, T* workspace, std::int32_t* progress) const {
     Chain chain(progress, grid.units());
     std::atomic<std::int64_t> next{0};
-#pragma omp parallel
+#pragma omp parallel num_threads(threads_of(shape_))
     {
       T* mine = workspace + omp_get_thread_num() * workspace_size<T>(shape_);
       for (std::int64_t unit = next++; unit < grid.units(); unit = next++) block(grid, unit, mine, chain);
@@ -164,13 +165,13 @@ class Backward {
       const bool seen = x < strip.count && !strip.sees_nothing(x);
       const std::int64_t offset = seen ? shape_.stat_offset(pair, strip.begin + x) : 0;
       const T lse = seen ? lse_[offset] : -kInfinity<T>;
-      strip.lse[x] = lse == -kInfinity<T> ? kInfinity<T> : static_cast<T>(lse * kLog2E);
+      strip.lse[x] = lse == -kInfinity<T> ? kInfinity<T> : lse;
       strip.delta[x] = seen ? delta_[offset] : T(0);
     }
     load_rows(strip, shape_, q_, padded_depth<T>(shape_), strip.q_rows);
     load_rows(strip, shape_, d_o_, padded_depth<T>(shape_), strip.d_o_rows);
-    load_transposed(strip, shape_, q_, static_cast<T>(scale_ * kLog2E), strip.q_columns);
-    load_transposed(strip, shape_, d_o_, T(1), strip.d_o_columns);
+    load_transposed(strip, shape_, q_, strip.q_columns);
+    load_transposed(strip, shape_, d_o_, strip.d_o_columns);
     std::fill_n(strip.d_q, columns, T(0));
   }
 
@@ -179,14 +180,14 @@ class Backward {
     const std::int64_t stride = shape_.kv_stride(), count = piece.end - piece.begin, depth = shape_.depth;
     const std::int64_t offset = shape_.kv_offset(strip.pair) + piece.begin * stride, padded = padded_depth<T>(shape_);
     constexpr std::int64_t kWidth = N * kLanes<T>;
+    const T scale = static_cast<T>(scale_);
     T *p = scores, *d_s = scores + kStripWidth<T> * kTileKeys;
     multiply_strip<T, N>(k_ + offset, stride, strip.q_columns, depth, count, p);
     multiply_strip<T, N>(v_ + offset, stride, strip.d_o_columns, depth, count, d_s);
-    if (partial) differentiate<T, N, true>(strip, piece, p, d_s);
-    else differentiate<T, N, false>(strip, piece, p, d_s);
+    if (partial) differentiate<T, N, true>(strip, piece, scale, p, d_s);
+    else differentiate<T, N, false>(strip, piece, scale, p, d_s);
     scatter_strip(p, kWidth, strip.d_o_rows, padded, strip.count, T(1), d_v_ + offset, stride, count, depth);
-    scatter_strip(d_s, kWidth, strip.q_rows, padded, strip.count, static_cast<T>(scale_), d_k_ + offset, stride, count,
-                  depth);
+    scatter_strip(d_s, kWidth, strip.q_rows, padded, strip.count, scale, d_k_ + offset, stride, count, depth);
     gather_strip<T, N>(k_ + offset, stride, d_s, count, depth, nullptr, strip.d_q);
   }
 
@@ -211,12 +212,12 @@ class Backward {
 
 template <class T>
 BlockGrid grid_of(const BandShape& shape) {
-  return {shape.pairs(), shape.rows(), kStripWidth<T>, omp_get_max_threads()};
+  return {shape.pairs(), shape.rows(), kStripWidth<T>, threads_of(shape)};
 }
 
 template <class T>
 std::int64_t tiles_bytes(const BandShape& shape) {  // a multiple of a cache line
-  return omp_get_max_threads() * workspace_size<T>(shape) * static_cast<std::int64_t>(sizeof(T));
+  return threads_of(shape) * workspace_size<T>(shape) * static_cast<std::int64_t>(sizeof(T));
 }
 
 template <class T>
@@ -237,11 +238,9 @@ void backward(Context& ctx, const BandBackward& args) {
 template <class T>
 void delta(const BandDelta& args) {
   const std::int64_t queries = args.d_o.dim(1), heads = args.d_o.dim(2), depth = args.d_o.dim(3);
-  const std::int64_t rows = args.d_o.dim(0) * queries;
   const T *d_o = args.d_o.as<T>(), *o = args.o.as<T>();
   T* sums = args.delta.as<T>();
-#pragma omp parallel for schedule(static)
-  for (std::int64_t row = 0; row < rows; ++row) {
+  ops::cpu::for_rows(args.d_o.dim(0) * queries, heads * depth, [&](std::int64_t row) {
     for (std::int64_t h = 0; h < heads; ++h) {
       const std::int64_t offset = (row * heads + h) * depth;
       T sum = 0;
@@ -249,7 +248,7 @@ void delta(const BandDelta& args) {
       for (std::int64_t d = 0; d < depth; ++d) sum += d_o[offset + d] * o[offset + d];
       sums[(row / queries * heads + h) * queries + row % queries] = sum;
     }
-  }
+  });
 }
 
 }  // namespace

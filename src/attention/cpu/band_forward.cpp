@@ -1,6 +1,6 @@
-// Banded attention forward on the CPU: FlashAttention-2's online softmax over strips of query rows (strip.h). Scores
-// are kept in powers of two. A hop is computed on its own and merged with the carried state once, in double, so that
-// the error of the state does not grow with the number of hops beyond one rounding of (o, lse) each.
+// Banded attention forward on the CPU: FlashAttention-2's online softmax over strips of query rows (strip.h). A hop is
+// computed on its own and merged with the carried state once, in double, so that the error of the state does not grow
+// with the number of hops beyond one rounding of (o, lse) each.
 #include <omp.h>
 
 #include <atomic>
@@ -18,10 +18,14 @@ constexpr T kInfinity = std::numeric_limits<T>::infinity();
 
 template <class T>
 struct ForwardStrip : Strip<T> {
-  alignas(64) T maximum[kStripWidth<T>];  // of the scores so far, −∞ where there was none
-  alignas(64) T sum[kStripWidth<T>];      // of 2^(score − maximum)
-  T* q;                                   // [D][width], transposed, times scale · log2 e
+  alignas(64) T maximum[kStripWidth<T>];  // of the scores q · k so far, −∞ where there was none
+  alignas(64) T shift[kStripWidth<T>];    // maximum · scale, rounded; 0 where there was none
+  alignas(64) T sum[kStripWidth<T>];      // of exp(score · scale − shift)
+  T* q;                                   // [D][width], transposed
   T* o;                                   // [D][width], not normalised
+
+  // ln of the sum of exp(scale · q · k) of a row that saw a key.
+  double log_sum_exp(std::int64_t x) const { return shift[x] + std::log(static_cast<double>(sum[x])); }
 };
 
 // Elements of T a thread needs: q and o of every strip, and one tile of scores.
@@ -44,12 +48,13 @@ void mask_scores(const Strip<T>& strip, const KeyRange& piece, T* scores) {
   }
 }
 
-// Scores become weights 2^(score − maximum); maximum and sum move on; factor is what the old sums shrink by.
+// Scores become weights exp(score · scale − shift); maximum, shift and sum move on; factor is what the old sums shrink
+// by.
 template <class T, int N>
-void soften(ForwardStrip<T>& strip, std::int64_t count, T* scores, T* factor) {
+void soften(ForwardStrip<T>& strip, std::int64_t count, T scale, T* scores, T* factor) {
   constexpr int kWidth = N * kLanes<T>;
   alignas(64) T maximum[kWidth], shift[kWidth], sum[kWidth];
-  for (int x = 0; x < kWidth; ++x) maximum[x] = strip.maximum[x];
+  std::copy_n(strip.maximum, kWidth, maximum);
   for (std::int64_t j = 0; j < count; ++j) {
 #pragma omp simd
     for (int x = 0; x < kWidth; ++x)
@@ -57,14 +62,14 @@ void soften(ForwardStrip<T>& strip, std::int64_t count, T* scores, T* factor) {
   }
 #pragma omp simd
   for (int x = 0; x < kWidth; ++x) {
-    shift[x] = maximum[x] == -kInfinity<T> ? T(0) : maximum[x];  // nothing seen yet: −∞ − 0, not −∞ + ∞
-    factor[x] = vector_exp2(strip.maximum[x] - shift[x]);
+    shift[x] = maximum[x] == -kInfinity<T> ? T(0) : maximum[x] * scale;  // nothing seen yet: −∞ − 0, not −∞ + ∞
+    factor[x] = exp_of(strip.maximum[x] == -kInfinity<T> ? -kInfinity<T> : strip.shift[x] - shift[x]);
     sum[x] = 0;
   }
   for (std::int64_t j = 0; j < count; ++j) {
 #pragma omp simd
     for (int x = 0; x < kWidth; ++x) {
-      const T weight = vector_exp2(scores[j * kWidth + x] - shift[x]);
+      const T weight = exp_of(scores[j * kWidth + x] * scale - shift[x]);
       scores[j * kWidth + x] = weight;
       sum[x] += weight;
     }
@@ -72,6 +77,7 @@ void soften(ForwardStrip<T>& strip, std::int64_t count, T* scores, T* factor) {
 #pragma omp simd
   for (int x = 0; x < kWidth; ++x) {
     strip.maximum[x] = maximum[x];
+    strip.shift[x] = shift[x];
     strip.sum[x] = strip.sum[x] * factor[x] + sum[x];
   }
 }
@@ -94,9 +100,10 @@ class Forward {
         scale_(args.scale) {}
 
   void run(T* workspace) const {
-    const BlockGrid grid(shape_.pairs(), shape_.rows(), kStripWidth<T>, omp_get_max_threads());
+    const int threads = threads_of(shape_);
+    const BlockGrid grid(shape_.pairs(), shape_.rows(), kStripWidth<T>, threads);
     std::atomic<std::int64_t> next{0};
-#pragma omp parallel
+#pragma omp parallel num_threads(threads)
     {
       T* mine = workspace + omp_get_thread_num() * workspace_size<T>(shape_);
       for (std::int64_t unit = next++; unit < grid.units(); unit = next++) block(grid, unit, mine);
@@ -115,10 +122,11 @@ class Forward {
       strip.q = workspace + kStripWidth<T> * 2 * shape_.depth * s;
       strip.o = strip.q + kStripWidth<T> * shape_.depth;
       std::fill_n(strip.maximum, kStripWidth<T>, -kInfinity<T>);
+      std::fill_n(strip.shift, kStripWidth<T>, T(0));
       std::fill_n(strip.sum, kStripWidth<T>, T(0));
       std::fill_n(strip.o, kStripWidth<T> * shape_.depth, T(0));
       if (strip.num_runs == 0) continue;
-      load_transposed(strip, shape_, q_, static_cast<T>(scale_ * kLog2E), strip.q);
+      load_transposed(strip, shape_, q_, strip.q);
       keys = {std::min(keys.begin, strip.hull().begin), std::max(keys.end, strip.hull().end)};
     }
     const bool main_thread = omp_get_thread_num() == 0;
@@ -141,7 +149,7 @@ class Forward {
     const std::int64_t offset = shape_.kv_offset(strip.pair) + piece.begin * stride;
     multiply_strip<T, N>(k_ + offset, stride, strip.q, shape_.depth, count, scores);
     if (partial) mask_scores<T, N>(strip, piece, scores);
-    soften<T, N>(strip, count, scores, factor);
+    soften<T, N>(strip, count, static_cast<T>(scale_), scores, factor);
     gather_strip<T, N>(v_ + offset, stride, scores, count, shape_.depth, factor, strip.o);
   }
 
@@ -160,10 +168,9 @@ class Forward {
       } else if (!has_state_ || lse == -kInfinity<T>) {
         const T weight = 1 / strip.sum[x];
         for (std::int64_t d = 0; d < shape_.depth; ++d) o[d] = strip.o[d * width + x] * weight;
-        lse = static_cast<T>((strip.maximum[x] + std::log2(static_cast<double>(strip.sum[x]))) * kLn2);
+        lse = static_cast<T>(strip.log_sum_exp(x));
       } else {
-        const double here = (strip.maximum[x] + std::log2(static_cast<double>(strip.sum[x]))) * kLn2;
-        const double carried = lse, larger = std::max(here, carried);
+        const double here = strip.log_sum_exp(x), carried = lse, larger = std::max(here, carried);
         const double a = std::exp(carried - larger), b = std::exp(here - larger);
         const T keep = static_cast<T>(a / (a + b)), weight = static_cast<T>(b / ((a + b) * strip.sum[x]));
         for (std::int64_t d = 0; d < shape_.depth; ++d) o[d] = o[d] * keep + strip.o[d * width + x] * weight;
@@ -184,7 +191,8 @@ class Forward {
 
 template <class T>
 std::int64_t forward_bytes(const BandForward& args) {
-  return omp_get_max_threads() * workspace_size<T>(BandShape(args.q, args.k)) * static_cast<std::int64_t>(sizeof(T));
+  const BandShape shape(args.q, args.k);
+  return threads_of(shape) * workspace_size<T>(shape) * static_cast<std::int64_t>(sizeof(T));
 }
 
 template <class T>

@@ -7,6 +7,8 @@
 // strips beside it or on the number of threads.
 #pragma once
 
+#include <omp.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <type_traits>
@@ -23,8 +25,12 @@ inline constexpr std::int64_t kMaxBlockStrips = 4;  // strips that go over the k
 template <class T>
 inline constexpr int kStripWidth = kStripVectors* kLanes<T>;
 
-inline constexpr double kLog2E = 1.4426950408889634074;
-inline constexpr double kLn2 = 0.69314718055994530942;
+// e^x for loops over lanes. One product where vector_exp reduces in two steps: arguments here are differences of
+// logits, which carry an error of their own size times eps already.
+template <class T>
+inline T exp_of(T x) {
+  return vector_exp2(x * static_cast<T>(1.4426950408889634074));
+}
 
 // Sizes of one call, and where its rows lie.
 struct BandShape {
@@ -56,6 +62,14 @@ struct BandShape {
     return pair / kv_heads * queries + row / group;
   }
 };
+
+// Threads of a call: one where a fork and join would cost more than they gain. Needs no data, so that a dry run agrees.
+inline int threads_of(const BandShape& shape) {
+  constexpr double kParallelProducts = 1 << 20;
+  const double products =
+      static_cast<double>(shape.pairs() * shape.rows() * shape.keys) * static_cast<double>(shape.depth);
+  return products < kParallelProducts ? 1 : omp_get_max_threads();
+}
 
 struct KeyRange {
   std::int64_t begin, end;
@@ -143,7 +157,7 @@ struct BlockGrid {
 // columns[d][x] = factor · row x of the strip, d < depth; lanes that see nothing get 0 (what they hold may be
 // anything).
 template <class T>
-void load_transposed(const Strip<T>& strip, const BandShape& shape, const T* from, T factor, T* columns) {
+void load_transposed(const Strip<T>& strip, const BandShape& shape, const T* from, T* columns) {
   const std::int64_t width = strip.vectors() * kLanes<T>;
   for (std::int64_t x = 0; x < width; ++x) {
     if (x >= strip.count || strip.sees_nothing(x)) {
@@ -151,7 +165,7 @@ void load_transposed(const Strip<T>& strip, const BandShape& shape, const T* fro
       continue;
     }
     const T* row = from + shape.query_offset(strip.pair, strip.begin + x);
-    for (std::int64_t d = 0; d < shape.depth; ++d) columns[d * width + x] = row[d] * factor;
+    for (std::int64_t d = 0; d < shape.depth; ++d) columns[d * width + x] = row[d];
   }
 }
 
