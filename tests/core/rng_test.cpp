@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <numbers>
 #include <set>
 #include <vector>
 
@@ -41,6 +42,13 @@ TEST(CounterRng, DependsOnSeedStreamAndIndexAlone) {
       philox({9, 1, static_cast<std::uint32_t>(stream), static_cast<std::uint32_t>(stream >> 32)}, {3, 2});
   EXPECT_EQ(CounterRng(3 + (2ull << 32), "s").bits(9 + (1ull << 32)),
             static_cast<std::uint64_t>(block[1]) << 32 | block[0]);
+  // Box-Muller on the two halves of the block, the first in (0, 1].
+  const auto half = [&](std::size_t low) {
+    return static_cast<double>((static_cast<std::uint64_t>(block[low + 1]) << 32 | block[low]) >> 11);
+  };
+  const double u = (half(0) + 0.5) / 9007199254740992.0, v = half(2) / 9007199254740992.0;
+  EXPECT_NEAR(CounterRng(3 + (2ull << 32), "s").normal(9 + (1ull << 32)),
+              std::sqrt(-2 * std::log(u)) * std::cos(2 * std::numbers::pi * v), 1e-14);
 }
 
 // Of n draws: a mean is off by sigma/√n, a k-th moment by its own standard deviation/√n; five of those are allowed.

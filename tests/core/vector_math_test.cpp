@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 namespace annulus {
@@ -62,6 +63,10 @@ void test_limits() {
   EXPECT_TRUE(std::isnan(vector_exp(nan)));
   EXPECT_TRUE(std::isnan(vector_exp2(nan)));
   EXPECT_TRUE(std::isnan(vector_exp(-nan)));
+  using Bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
+  const T marked = std::bit_cast<T>(std::bit_cast<Bits>(nan) | Bits{1});  // a payload where n would stand
+  EXPECT_TRUE(std::isnan(vector_exp(marked)));
+  EXPECT_TRUE(std::isnan(vector_exp2(marked)));
   // Next to overflow, and next to the smallest normal number, below which results are 0.
   const T top = std::log(largest), bottom = std::log(std::numeric_limits<T>::min());
   EXPECT_TRUE(std::isfinite(vector_exp(std::nextafter(top, T(0)))));
