@@ -1,14 +1,15 @@
 // oracle_check DIR [--precision fp64|fp32|bf16] [--device cpu|cuda] [--data N] [--layout zigzag|contiguous]
 //                  [--recompute none|keep_attention|block]
 //
-// Runs every oracle case of DIR (*.h5, written by the fp64 oracle with autograd) through the engine: logits, loss, every
-// gradient, and three optimiser steps. Under mpirun the ranks form data x sequence. Exit code 0 if all cases that fit pass.
+// Runs every oracle case of DIR (*.h5, written by the fp64 oracle with autograd) through the engine: logits, loss,
+// every gradient, and three optimiser steps. Under mpirun the ranks form data x sequence. Exit code 0 if all cases that
+// fit pass.
 //
-// Bounds. fp64: max|a − b| <= 1e-9 · max|b| per tensor, with a floor of 1e-14 · the global gradient norm (spec/model.md).
-// Narrower types: max|a − b| <= 4 · u · √n · max|b|, the probabilistic bound of a chain of sums (Higham and Mary 2019), u the
-// unit round-off and n the sum of the lengths of the reductions on the way to a logit (twice that for a gradient), with a
-// floor of u · the global gradient norm. Parameters after the steps are compared in fp64 only: Adam divides by √v, so an element whose
-// gradient is round-off moves by a whole lr either way.
+// Bounds. fp64: max|a − b| <= 1e-9 · max|b| per tensor, with a floor of 1e-14 · the global gradient norm
+// (spec/model.md). Narrower types: max|a − b| <= 4 · u · √n · max|b|, the probabilistic bound of a chain of sums
+// (Higham and Mary 2019), u the unit round-off and n the sum of the lengths of the reductions on the way to a logit
+// (twice that for a gradient), with a floor of u · the global gradient norm. Parameters after the steps are compared in
+// fp64 only: Adam divides by √v, so an element whose gradient is round-off moves by a whole lr either way.
 #include <hdf5.h>
 
 #include <algorithm>
@@ -125,19 +126,30 @@ class Check {
 
 double at(const TensorView& t, std::int64_t i) {
   switch (t.dtype) {
-    case DType::f64: return t.as<double>()[i];
-    case DType::f32: return t.as<float>()[i];
-    case DType::bf16: return to_float(t.as<BFloat16>()[i]);
-    default: throw Error("no float type");
+    case DType::f64:
+      return t.as<double>()[i];
+    case DType::f32:
+      return t.as<float>()[i];
+    case DType::bf16:
+      return to_float(t.as<BFloat16>()[i]);
+    default:
+      throw Error("no float type");
   }
 }
 
 void put(const TensorView& t, std::int64_t i, double x) {
   switch (t.dtype) {
-    case DType::f64: t.as<double>()[i] = x; break;
-    case DType::f32: t.as<float>()[i] = static_cast<float>(x); break;
-    case DType::bf16: t.as<BFloat16>()[i] = to_bfloat16(static_cast<float>(x)); break;
-    default: throw Error("no float type");
+    case DType::f64:
+      t.as<double>()[i] = x;
+      break;
+    case DType::f32:
+      t.as<float>()[i] = static_cast<float>(x);
+      break;
+    case DType::bf16:
+      t.as<BFloat16>()[i] = to_bfloat16(static_cast<float>(x));
+      break;
+    default:
+      throw Error("no float type");
   }
 }
 
@@ -145,8 +157,8 @@ double Check::tolerance(bool gradient) const {
   if (options_.precision == "fp64") return 1e-9;
   const double unit = options_.precision == "bf16" ? 0x1p-8 : 0x1p-24;
   const auto& m = engine_->options().model;
-  const double layer = static_cast<double>(2 * m.hidden_size + m.intermediate_size + m.num_attention_heads * m.head_dim +
-                                           m.head_dim + tokens_);
+  const double layer = static_cast<double>(2 * m.hidden_size + m.intermediate_size +
+                                           m.num_attention_heads * m.head_dim + m.head_dim + tokens_);
   const double n = layer * static_cast<double>(m.num_hidden_layers) + static_cast<double>(m.hidden_size);
   return 4 * unit * std::sqrt(n * (gradient ? 2 : 1));
 }
@@ -180,12 +192,13 @@ std::string Check::run() {
   const int ranks = runtime_.world().size(), sequence = ranks / options_.data;
   tokens_ = config_["tokens"];
   batch_ = config_["batch"];
-  if (batch_ % options_.data) return fmt::format("a batch of {} does not split over {} replicas", batch_, options_.data);
+  if (batch_ % options_.data)
+    return fmt::format("a batch of {} does not split over {} replicas", batch_, options_.data);
   if (sequence > 1 && tokens_ % (2 * sequence)) return fmt::format("{} tokens do not fit {} ranks", tokens_, sequence);
   own_batch_ = batch_ / options_.data;
 
-  device_ = std::make_unique<ComputeDevice>(make_compute_device(
-      options_.device == "cuda" ? DeviceKind::cuda : DeviceKind::cpu, runtime_.local_rank()));
+  device_ = std::make_unique<ComputeDevice>(
+      make_compute_device(options_.device == "cuda" ? DeviceKind::cuda : DeviceKind::cpu, runtime_.local_rank()));
   mesh_ = std::make_unique<parallel::Mesh>(runtime_.world(),
                                            std::vector<parallel::Axis>{{"data", options_.data}, {"sequence", sequence}},
                                            parallel::device_communicators(*device_));
@@ -199,14 +212,14 @@ std::string Check::run() {
   optimizer.grad_clip = o["grad_clip"];
   engine_ = std::make_unique<train::Engine>(
       *device_, *mesh_,
-      train::EngineOptions{.model = model,
-                           .dtype = train::parse_precision(options_.precision),
-                           .layout = options_.layout == "contiguous" ? parallel::LayoutKind::contiguous
-                                                                     : parallel::LayoutKind::zigzag,
-                           .sequence_length = tokens_,
-                           .batch = own_batch_,
-                           .recompute = model::parse_recompute(options_.recompute),
-                           .optimizer = optimizer});
+      train::EngineOptions{
+          .model = model,
+          .dtype = train::parse_precision(options_.precision),
+          .layout = options_.layout == "contiguous" ? parallel::LayoutKind::contiguous : parallel::LayoutKind::zigzag,
+          .sequence_length = tokens_,
+          .batch = own_batch_,
+          .recompute = model::parse_recompute(options_.recompute),
+          .optimizer = optimizer});
   engine_->plan();
   engine_->commit();
   load_parameters();
@@ -229,7 +242,8 @@ void Check::load_parameters() {
     synchronize(engine_->context());
   }
   for (const auto& slot : engine_->optimizer().slots()) {
-    if (slot.name == "master") ops::cast(engine_->context(), {.x = store.shards().own(store.values()), .y = slot.state});
+    if (slot.name == "master")
+      ops::cast(engine_->context(), {.x = store.shards().own(store.values()), .y = slot.state});
   }
 }
 
@@ -266,7 +280,8 @@ void Check::check_logits() {
     const std::int64_t b = row / local + mesh_->coordinate("data") * own_batch_;
     const std::int64_t t = engine_->layout().global_index(mesh_->coordinate("sequence"), row % local);
     for (std::int64_t v = 0; v < vocab; ++v) {
-      const double e = std::abs(at(host, row * vocab + v) - expected[static_cast<std::size_t>((b * tokens_ + t) * vocab + v)]);
+      const double e =
+          std::abs(at(host, row * vocab + v) - expected[static_cast<std::size_t>((b * tokens_ + t) * vocab + v)]);
       error = e <= error ? error : e;  // NaN stays
     }
   }
@@ -312,10 +327,11 @@ void Check::check_steps() {
     engine_->forward_backward(1 / static_cast<double>(targets_));
     const auto result = engine_->optimizer_step(k <= 3 ? o["lr"].get<double>() : 0.0, o["grad_clip"], k);
     const auto i = static_cast<std::size_t>(k - 1);
-    compare(fmt::format("loss before step {}", k), std::abs(result.loss_sum / static_cast<double>(targets_) - losses[i]),
-            losses[i], tolerance(k > 1));
+    compare(fmt::format("loss before step {}", k),
+            std::abs(result.loss_sum / static_cast<double>(targets_) - losses[i]), losses[i], tolerance(k > 1));
     if (k > 3) break;
-    compare(fmt::format("gradient norm of step {}", k), std::abs(result.grad_norm - norms[i]), norms[i], tolerance(true));
+    compare(fmt::format("gradient norm of step {}", k), std::abs(result.grad_norm - norms[i]), norms[i],
+            tolerance(true));
     if (k == 3 && options_.precision == "fp64") compare_flat("expected/params_after", engine_->store().values(), 0);
   }
 }
@@ -337,7 +353,9 @@ int run(const Options& options, parallel::MpiRuntime& runtime) {
     (why.empty() ? check.failed() ? failed : passed : skipped) += 1;
     if (!root) continue;
     if (!why.empty()) fmt::print("skipped  {}: {}\n", name, why);
-    else fmt::print("{}  {} (worst error {:.2g} of its bound)\n", check.failed() ? "FAILED " : "passed ", name, check.worst());
+    else
+      fmt::print("{}  {} (worst error {:.2g} of its bound)\n", check.failed() ? "FAILED " : "passed ", name,
+                 check.worst());
     for (const auto& text : check.failures()) fmt::print("         {}\n", text);
   }
   if (root) fmt::print("{} passed, {} failed, {} skipped\n", passed, failed, skipped);
@@ -350,8 +368,10 @@ int run(const Options& options, parallel::MpiRuntime& runtime) {
 int main(int argc, char** argv) {
   annulus::parallel::MpiRuntime runtime(&argc, &argv);
   annulus::Options options;
-  std::map<std::string, std::string*> flags{{"--precision", &options.precision}, {"--device", &options.device},
-                                            {"--layout", &options.layout}, {"--recompute", &options.recompute}};
+  std::map<std::string, std::string*> flags{{"--precision", &options.precision},
+                                            {"--device", &options.device},
+                                            {"--layout", &options.layout},
+                                            {"--recompute", &options.recompute}};
   try {
     for (int i = 1; i < argc; ++i) {
       const std::string word = argv[i];
@@ -360,8 +380,10 @@ int main(int argc, char** argv) {
       else if (options.dir.empty() && word[0] != '-') options.dir = word;
       else throw annulus::UsageError("unknown argument " + word);
     }
-    if (options.dir.empty()) throw annulus::UsageError("usage: oracle_check DIR [--precision fp64|fp32|bf16] [--device cpu|cuda] "
-                                                       "[--data N] [--layout zigzag|contiguous] [--recompute none|keep_attention|block]");
+    if (options.dir.empty())
+      throw annulus::UsageError(
+          "usage: oracle_check DIR [--precision fp64|fp32|bf16] [--device cpu|cuda] "
+          "[--data N] [--layout zigzag|contiguous] [--recompute none|keep_attention|block]");
     return annulus::run(options, runtime);
   } catch (const annulus::Error& error) {
     fmt::print(stderr, "oracle_check: error: {}\n", error.what());

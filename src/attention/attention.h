@@ -1,5 +1,5 @@
-// A micro-batch's place in the sequence, and dense attention over it. Shapes: B sequences of S tokens, of which this rank
-// holds T (parallel/layout.h); R = B·T rows.
+// A micro-batch's place in the sequence, and dense attention over it. Shapes: B sequences of S tokens, of which this
+// rank holds T (parallel/layout.h); R = B·T rows.
 #pragma once
 
 #include <cstdint>
@@ -16,17 +16,17 @@ namespace annulus::attention {
 struct SequenceBatch {
   const parallel::SequenceLayout* layout = nullptr;
   parallel::Mesh* mesh = nullptr;
-  std::int64_t batch = 0;               // B
-  TensorView global_first, global_last; // [B, T] i32: tokens of the sequence that a local row sees (documents, window)
-  TensorView cos, sin;                  // [R, D/2] stat: RoPE of every local row
-  std::vector<int> hops;                // ring hops that some rank needs (parallel/ring.h), equal on every rank of the ring
+  std::int64_t batch = 0;                // B
+  TensorView global_first, global_last;  // [B, T] i32: tokens of the sequence that a local row sees (documents, window)
+  TensorView cos, sin;                   // [R, D/2] stat: RoPE of every local row
+  std::vector<int> hops;  // ring hops that some rank needs (parallel/ring.h), equal on every rank of the ring
 
   std::int64_t local_tokens() const { return layout->local_tokens(); }
   std::int64_t rows() const { return batch * local_tokens(); }
 };
 
-// The hops some rank needs. first[s] of every sequence's token t (length S, non-decreasing) is the first token t sees; it
-// sees up to itself. `sequences` lists the B sequences' bounds. O(B · P²).
+// The hops some rank needs. first[s] of every sequence's token t (length S, non-decreasing) is the first token t sees;
+// it sees up to itself. `sequences` lists the B sequences' bounds. O(B · P²).
 std::vector<int> needed_hops(const parallel::SequenceLayout& layout, std::span<const std::int32_t> first,
                              std::int64_t batch);
 

@@ -43,8 +43,8 @@ std::vector<int> needed_hops(const parallel::SequenceLayout& layout, std::span<c
                              std::int64_t batch) {
   const int ranks = layout.ranks();
   const std::int64_t chunk = layout.chunk(), tokens = layout.tokens();
-  // Is there a query in [query, query + chunk) that sees a key in [key, key + chunk)? Bounds do not decrease, so the first
-  // query at or after `key` reaches back furthest.
+  // Is there a query in [query, query + chunk) that sees a key in [key, key + chunk)? Bounds do not decrease, so the
+  // first query at or after `key` reaches back furthest.
   auto sees = [&](std::int64_t query, std::int64_t key) {
     if (query < 0 || key < 0) return false;
     const std::int64_t t = std::max(query, key);
@@ -79,7 +79,8 @@ void dense_forward(Context& ctx, const SequenceBatch& sequence, const DenseForwa
   const TensorView visiting1 = scratch_like(ctx, "visiting kv 1", args.kv, hops > 2);
   bool has_state = false;
   parallel::ring_forward(
-      ctx, {.ring = sequence.mesh->kv_ring(), .hops = sequence.hops, .own = args.kv, .visiting = {visiting0, visiting1}},
+      ctx,
+      {.ring = sequence.mesh->kv_ring(), .hops = sequence.hops, .own = args.kv, .visiting = {visiting0, visiting1}},
       [&](int source, const TensorView& kv, bool is_last) {
         ctx.at_hop(hop_of(sequence, source));
         map_bounds(ctx, sequence, source, bounds.first, bounds.last);
@@ -121,9 +122,8 @@ void dense_backward(Context& ctx, const SequenceBatch& sequence, const DenseBack
        .partial = partial,
        .travelling = {travelling0, travelling1},
        .zero = [](Context& c, const TensorView& y) { ops::fill(c, {.y = y, .value = 0}); },
-       .accumulate = [](Context& c, const TensorView& from, const TensorView& into) {
-         ops::add(c, {.a = from, .b = into, .y = into});
-       }},
+       .accumulate = [](Context& c, const TensorView& from,
+                        const TensorView& into) { ops::add(c, {.a = from, .b = into, .y = into}); }},
       [&](int source, const TensorView& kv, const TensorView& d_kv) {
         ctx.at_hop(hop_of(sequence, source));
         map_bounds(ctx, sequence, source, bounds.first, bounds.last);

@@ -16,15 +16,16 @@ std::int64_t align_up(std::int64_t bytes) { return (bytes + kAlignment - 1) / kA
 }  // namespace
 
 const Allocator& cpu_allocator() {
-  static const Allocator allocator{
-      [](std::int64_t bytes) {
-        const std::int64_t rounded = (bytes + 4095) / 4096 * 4096;
-        void* memory = std::aligned_alloc(4096, static_cast<std::size_t>(rounded));
-        if (!memory) throw Error(fmt::format("out of memory: {:.2f} GiB could not be taken", static_cast<double>(bytes) / (1 << 30)));
-        std::memset(memory, 0, static_cast<std::size_t>(rounded));
-        return memory;
-      },
-      [](void* memory) { std::free(memory); }};
+  static const Allocator allocator{[](std::int64_t bytes) {
+                                     const std::int64_t rounded = (bytes + 4095) / 4096 * 4096;
+                                     void* memory = std::aligned_alloc(4096, static_cast<std::size_t>(rounded));
+                                     if (!memory)
+                                       throw Error(fmt::format("out of memory: {:.2f} GiB could not be taken",
+                                                               static_cast<double>(bytes) / (1 << 30)));
+                                     std::memset(memory, 0, static_cast<std::size_t>(rounded));
+                                     return memory;
+                                   },
+                                   [](void* memory) { std::free(memory); }};
   return allocator;
 }
 
@@ -39,8 +40,8 @@ TensorView Arena::allocate(const char* name, DType dtype, const Shape& shape) {
   TensorView view{nullptr, dtype, device_, shape};
   const std::int64_t bytes = align_up(view.bytes());
   if (memory_) {
-    ANNULUS_CHECK(used_ + bytes <= high_water_, "arena {}: {} {} needs {} bytes, {} of {} are used", name_, name, shape.str(),
-                  bytes, used_, high_water_);
+    ANNULUS_CHECK(used_ + bytes <= high_water_, "arena {}: {} {} needs {} bytes, {} of {} are used", name_, name,
+                  shape.str(), bytes, used_, high_water_);
     view.data = memory_ + used_;
   } else {
     blocks_.push_back({name, bytes});

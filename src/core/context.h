@@ -14,7 +14,7 @@ struct Device;  // stream, cuBLASLt handle: core/cuda/device.h
 enum class Phase : std::uint8_t { setup, data, forward, loss, backward, optimizer, evaluate, checkpoint };
 
 constexpr std::string_view name_of(Phase phase) {
-  constexpr std::string_view kNames[] = {"setup", "data",      "forward",  "loss",
+  constexpr std::string_view kNames[] = {"setup",    "data",      "forward",  "loss",
                                          "backward", "optimizer", "evaluate", "checkpoint"};
   return kNames[static_cast<int>(phase)];
 }

@@ -56,8 +56,8 @@ std::string format_message(fmt::format_string<Args...> text, Args&&... args) {
 }  // namespace annulus
 
 // Internal invariants. In .cpp files the message is a fmt format string with arguments, in .cu files one std::string.
-#define ANNULUS_CHECK(condition, ...)                                                                                 \
-  do {                                                                                                                \
-    if (!(condition))                                                                                                 \
+#define ANNULUS_CHECK(condition, ...)                                                                                \
+  do {                                                                                                               \
+    if (!(condition))                                                                                                \
       ::annulus::detail::fail_check(#condition, __FILE__, __LINE__, ::annulus::detail::format_message(__VA_ARGS__)); \
   } while (0)

@@ -48,7 +48,8 @@ TensorView TensorView::rows(std::int64_t begin, std::int64_t count) const {
   ANNULUS_CHECK(begin >= 0 && count >= 0 && begin + count <= shape[0], "rows {}+{} of {}", begin, count, shape.str());
   TensorView out = *this;
   out.shape = shape.with_dim0(count);
-  if (data) out.data = static_cast<char*>(data) + begin * shape.tail().numel() * static_cast<std::int64_t>(size_of(dtype));
+  if (data)
+    out.data = static_cast<char*>(data) + begin * shape.tail().numel() * static_cast<std::int64_t>(size_of(dtype));
   return out;
 }
 

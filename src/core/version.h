@@ -1,4 +1,5 @@
-// The version of the program and the libraries; the same as project(… VERSION) in CMakeLists.txt, which a test compares.
+// The version of the program and the libraries; the same as project(… VERSION) in CMakeLists.txt, which a test
+// compares.
 #pragma once
 
 namespace annulus {

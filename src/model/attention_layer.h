@@ -1,5 +1,5 @@
-// The attention sublayer: projections, q/k norm, RoPE, an attention kind, output projection. One class per kind behind one
-// interface; the block knows no kinds. To add one: docs/adding_attention.md.
+// The attention sublayer: projections, q/k norm, RoPE, an attention kind, output projection. One class per kind behind
+// one interface; the block knows no kinds. To add one: docs/adding_attention.md.
 #pragma once
 
 #include <memory>
@@ -28,8 +28,9 @@ class AttentionLayer {
 
   virtual std::unique_ptr<Saved> allocate_saved(SavedAllocator& allocator, DType dtype, std::int64_t batch,
                                                 std::int64_t local_tokens) const = 0;
-  // x [R, H] (the block's norm(x)) -> y [R, H]. Collective over the sequence axis. y may be empty: only Saved is filled;
-  // with attention_kept Saved already holds the attention's output and statistics, and the ring is not run again.
+  // x [R, H] (the block's norm(x)) -> y [R, H]. Collective over the sequence axis. y may be empty: only Saved is
+  // filled; with attention_kept Saved already holds the attention's output and statistics, and the ring is not run
+  // again.
   virtual void forward(Context& ctx, const SequenceBatch& sequence, const TensorView& x, const TensorView& y,
                        Saved& saved, bool attention_kept) const = 0;
   // d_x is overwritten.

@@ -6,7 +6,8 @@ namespace {
 class ArenaAllocator : public SavedAllocator {
  public:
   ArenaAllocator(Arena& kept, Arena& shared, Recompute policy)
-      : activations_(policy == Recompute::none ? kept : shared), attention_(policy == Recompute::block ? shared : kept) {}
+      : activations_(policy == Recompute::none ? kept : shared),
+        attention_(policy == Recompute::block ? shared : kept) {}
   TensorView keep(const char* name, DType dtype, const Shape& shape) override {
     return activations_.allocate(name, dtype, shape);
   }

@@ -18,7 +18,7 @@ Recompute parse_recompute(const std::string& name);
 class Block {
  public:
   struct Saved {
-    TensorView x;       // [R, H] the block's input; the next block's x is its output
+    TensorView x;  // [R, H] the block's input; the next block's x is its output
     TensorView norm1, x_mid, norm2;
     RmsNorm::Saved rstd1, rstd2;
     std::unique_ptr<AttentionLayer::Saved> attention;
@@ -27,14 +27,15 @@ class Block {
 
   Block(const ModelConfig& config, std::int64_t layer);
 
-  // Memory for one block's Saved. `kept` outlives the forward pass; `shared` is memory that all blocks use in turn, or the
-  // same arena as `kept` when nothing is recomputed.
+  // Memory for one block's Saved. `kept` outlives the forward pass; `shared` is memory that all blocks use in turn, or
+  // the same arena as `kept` when nothing is recomputed.
   Saved allocate_saved(Arena& kept, Arena& shared, Recompute policy, DType dtype, std::int64_t batch,
                        std::int64_t local_tokens) const;
 
   void forward(Context& ctx, const SequenceBatch& sequence, Saved& saved, const TensorView& y) const;
   // d_x [R, H]: the gradient of the output on entry, of the input on return.
-  void backward(Context& ctx, const SequenceBatch& sequence, Saved& saved, Recompute policy, const TensorView& d_x) const;
+  void backward(Context& ctx, const SequenceBatch& sequence, Saved& saved, Recompute policy,
+                const TensorView& d_x) const;
   void visit_parameters(const ParameterVisitor& visit);
   double attention_flops(std::int64_t tokens) const { return attention_->attention_flops(tokens); }
 

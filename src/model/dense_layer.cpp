@@ -21,10 +21,10 @@ class DenseLayer : public AttentionLayer {
 
  private:
   struct Saved : AttentionLayer::Saved {
-    TensorView q, kv;              // [B, T, Hq, D], [2, B, T, Hkv, D], rotated
-    TensorView q_raw, k_raw;       // before q/k norm
-    RmsNorm::Saved q_norm, k_norm; // [R·Hq], [R·Hkv]
-    TensorView out, lse;           // [B, T, Hq, D], [B, Hq, T]
+    TensorView q, kv;               // [B, T, Hq, D], [2, B, T, Hkv, D], rotated
+    TensorView q_raw, k_raw;        // before q/k norm
+    RmsNorm::Saved q_norm, k_norm;  // [R·Hq], [R·Hkv]
+    TensorView out, lse;            // [B, T, Hq, D], [B, Hq, T]
   };
 
   std::int64_t heads_, kv_heads_, head_dim_, window_;
@@ -117,8 +117,10 @@ void DenseLayer::backward(Context& ctx, const SequenceBatch& sequence, const Ten
   const TensorView g_q = working("d_q, working type", d_q);
   const TensorView g_kv = working("d_kv, working type", d_kv);
   const TensorView g_k = g_kv[0], g_v = g_kv[1];
-  ops::rope(ctx, {.x = g_q.reshape({rows, heads_, head_dim_}), .cos = sequence.cos, .sin = sequence.sin, .inverse = true});
-  ops::rope(ctx, {.x = g_k.reshape({rows, kv_heads_, head_dim_}), .cos = sequence.cos, .sin = sequence.sin, .inverse = true});
+  ops::rope(ctx,
+            {.x = g_q.reshape({rows, heads_, head_dim_}), .cos = sequence.cos, .sin = sequence.sin, .inverse = true});
+  ops::rope(
+      ctx, {.x = g_k.reshape({rows, kv_heads_, head_dim_}), .cos = sequence.cos, .sin = sequence.sin, .inverse = true});
   if (q_norm_) {
     q_norm_->backward(ctx, heads(g_q), heads(s.q_raw), s.q_norm, heads(g_q), GradMode::overwrite);
     k_norm_->backward(ctx, heads(g_k), heads(s.k_raw), s.k_norm, heads(g_k), GradMode::overwrite);
@@ -151,8 +153,10 @@ double DenseLayer::attention_flops(std::int64_t tokens) const {
 std::unique_ptr<AttentionLayer> make_attention_layer(const ModelConfig& config, std::int64_t layer) {
   const std::string name = "model.layers." + std::to_string(layer) + ".self_attn";
   switch (config.kind(layer)) {
-    case AttentionKind::dense: return std::make_unique<DenseLayer>(name, config);
-    case AttentionKind::nsa: break;
+    case AttentionKind::dense:
+      return std::make_unique<DenseLayer>(name, config);
+    case AttentionKind::nsa:
+      break;
   }
   throw ConfigError(fmt::format(
       "model.attention: layer {} is \"nsa\", which this version cannot build yet; expected \"dense\" for every layer",

@@ -59,8 +59,7 @@ void Mlp::backward(Context& ctx, const TensorView& d_y, const TensorView& x, con
   const Arena::Scope scope(*ctx.scratch);
   const TensorView d_act = ctx.scratch->allocate("d_act", saved.act.dtype, saved.act.shape);
   down_.backward(ctx, d_y, saved.act, d_act, GradMode::overwrite);
-  ops::swiglu_backward(
-      ctx, {.d_y = d_act, .gate = saved.gate, .up = saved.up, .d_gate = saved.gate, .d_up = saved.up});
+  ops::swiglu_backward(ctx, {.d_y = d_act, .gate = saved.gate, .up = saved.up, .d_gate = saved.gate, .d_up = saved.up});
   gate_.backward(ctx, saved.gate, x, d_x, GradMode::overwrite);
   up_.backward(ctx, saved.up, x, d_x, GradMode::accumulate);
 }

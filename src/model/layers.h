@@ -52,7 +52,8 @@ class Mlp {
   // y may be empty: then only Saved is filled (recomputation).
   void forward(Context& ctx, const TensorView& x, const TensorView& y, const Saved& saved) const;
   // Overwrites saved.gate and saved.up.
-  void backward(Context& ctx, const TensorView& d_y, const TensorView& x, const Saved& saved, const TensorView& d_x) const;
+  void backward(Context& ctx, const TensorView& d_y, const TensorView& x, const Saved& saved,
+                const TensorView& d_x) const;
   void visit_parameters(const ParameterVisitor& visit);
 
  private:

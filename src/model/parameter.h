@@ -18,8 +18,8 @@ struct Parameter {
   TensorView value{};     // working type
   TensorView gradient{};  // stat; empty when the model only evaluates
 
-  // Layers see a weight only between acquire and release, so that sharded weights can be gathered here later. Today every
-  // rank holds whole working weights and both are free.
+  // Layers see a weight only between acquire and release, so that sharded weights can be gathered here later. Today
+  // every rank holds whole working weights and both are free.
   const TensorView& acquire(Context&) const { return value; }
   void release(Context&) const {}
   bool decays() const { return shape.rank() >= 2; }

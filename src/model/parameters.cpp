@@ -35,8 +35,11 @@ void draw(const ParameterStore& store, double residual_std, std::uint64_t seed, 
     const CounterRng rng(seed, part.entry->name);
     const double std = part.entry->init == Init::residual ? residual_std : kStd;
     switch (part.entry->init) {
-      case Init::zeros: break;
-      case Init::ones: std::fill(y, y + part.count, T(1)); break;
+      case Init::zeros:
+        break;
+      case Init::ones:
+        std::fill(y, y + part.count, T(1));
+        break;
       case Init::normal:
       case Init::residual:
 #pragma omp parallel for

@@ -26,14 +26,15 @@ class ParameterStore {
   const std::vector<Entry>& entries() const { return entries_; }
   const parallel::OptimizerShards& shards() const { return shards_; }
 
-  // Flat buffers: values [total] of `dtype`, gradients [total] of stat_type(dtype). Sets the parameters' views. Called twice.
+  // Flat buffers: values [total] of `dtype`, gradients [total] of stat_type(dtype). Sets the parameters' views. Called
+  // twice.
   void allocate_values(Arena& arena, DType dtype);
   void allocate_gradients(Arena& arena);
   const TensorView& values() const { return values_; }
   const TensorView& gradients() const { return gradients_; }
 
-  // Initial weights (spec/model.md, Initialisation), keyed by (seed, name, element): writes elements [begin, begin + n) of
-  // the flat buffer, as values of stat type, into host memory; padding is 0.
+  // Initial weights (spec/model.md, Initialisation), keyed by (seed, name, element): writes elements [begin, begin + n)
+  // of the flat buffer, as values of stat type, into host memory; padding is 0.
   void initial_values(std::uint64_t seed, std::int64_t begin, std::span<float> out) const;
   void initial_values(std::uint64_t seed, std::int64_t begin, std::span<double> out) const;
 

@@ -20,8 +20,8 @@ double llama3(double f, const RopeScaling& s) {
   return (1 - smooth) * f / s.factor + smooth * f;
 }
 
-// YaRN: pairs that turn more than beta_fast times over the original context are kept, those that turn less than beta_slow
-// times are interpolated, with a linear ramp over the pairs between.
+// YaRN: pairs that turn more than beta_fast times over the original context are kept, those that turn less than
+// beta_slow times are interpolated, with a linear ramp over the pairs between.
 void yarn(std::vector<double>& inv_freq, const ModelConfig& config) {
   const RopeScaling& s = config.rope_scaling;
   const double dim = static_cast<double>(config.head_dim);

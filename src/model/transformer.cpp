@@ -48,11 +48,12 @@ void Transformer::allocate_training(Arena& arena, const ModelSizes& sizes, Recom
   allocate_common(arena, sizes);
   policy_ = policy;
   if (policy == Recompute::none) {
-    for (auto& b : blocks_) saved_.push_back(b.allocate_saved(arena, arena, policy, sizes.dtype, sizes.batch, sizes.local_tokens));
+    for (auto& b : blocks_)
+      saved_.push_back(b.allocate_saved(arena, arena, policy, sizes.dtype, sizes.batch, sizes.local_tokens));
     return;
   }
-  // Recomputed fields of all blocks use the same memory in turn: a block is allocated to learn the size, then each block's
-  // shared part is placed over it.
+  // Recomputed fields of all blocks use the same memory in turn: a block is allocated to learn the size, then each
+  // block's shared part is placed over it.
   Arena probe("probe", arena.device());
   Arena discard("kept part", arena.device());
   for (auto& b : blocks_) {
@@ -76,7 +77,8 @@ void Transformer::allocate_evaluation(Arena& arena, const ModelSizes& sizes) {
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
     // Every block's buffers lie over the same memory: nothing is needed after its forward.
     const Arena::Scope scope(arena);
-    saved_.push_back(blocks_[i].allocate_saved(arena, arena, Recompute::none, sizes.dtype, sizes.batch, sizes.local_tokens));
+    saved_.push_back(
+        blocks_[i].allocate_saved(arena, arena, Recompute::none, sizes.dtype, sizes.batch, sizes.local_tokens));
     saved_.back().x = x[i % 2];
   }
 }

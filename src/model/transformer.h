@@ -1,5 +1,5 @@
-// The model: embedding, blocks, final norm, and the loss head in chunks. Holds parameters' names and shapes from the start;
-// memory comes from the caller's arenas. Calls that run blocks are collective over the mesh's sequence axis.
+// The model: embedding, blocks, final norm, and the loss head in chunks. Holds parameters' names and shapes from the
+// start; memory comes from the caller's arenas. Calls that run blocks are collective over the mesh's sequence axis.
 #pragma once
 
 #include <vector>
@@ -28,15 +28,15 @@ class Transformer {
   void visit_parameters(const ParameterVisitor& visit);
   std::int64_t num_parameters();
 
-  // Buffers that live from forward to backward (training) or through a forward (evaluation). Called twice: once to plan,
-  // once after commit (core/arena.h).
+  // Buffers that live from forward to backward (training) or through a forward (evaluation). Called twice: once to
+  // plan, once after commit (core/arena.h).
   void allocate_training(Arena& arena, const ModelSizes& sizes, Recompute policy);
   void allocate_evaluation(Arena& arena, const ModelSizes& sizes);
   // Inverse frequencies, once after allocate.
   void upload_constants(Context& ctx);
 
-  // Adds the gradients of scale · (sum of the targets' losses) to every parameter's gradient, and that sum (unscaled) to
-  // loss_sum[0] (f64).
+  // Adds the gradients of scale · (sum of the targets' losses) to every parameter's gradient, and that sum (unscaled)
+  // to loss_sum[0] (f64).
   void forward_backward(Context& ctx, const MicroBatch& batch, double scale, const TensorView& loss_sum);
   // losses[R] (stat): each row's loss, 0 where there is no target.
   void forward_losses(Context& ctx, const MicroBatch& batch, const TensorView& losses);

@@ -1,5 +1,5 @@
-// Optimizer: updates this rank's shard of the flat parameter buffer (parallel/shards.h) and owns the shard's state, which
-// the checkpoint stores under the slots' names. To add one: docs/adding_optimizer.md. Not collective.
+// Optimizer: updates this rank's shard of the flat parameter buffer (parallel/shards.h) and owns the shard's state,
+// which the checkpoint stores under the slots' names. To add one: docs/adding_optimizer.md. Not collective.
 #pragma once
 
 #include <memory>

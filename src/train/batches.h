@@ -1,5 +1,6 @@
-// BatchLoader: the micro-batches of one step. Every rank runs through the same order of samples and reads those of its own
-// replica; ranks of a replica compare a hash of what they read before it is used. Collective over the mesh's host axes.
+// BatchLoader: the micro-batches of one step. Every rank runs through the same order of samples and reads those of its
+// own replica; ranks of a replica compare a hash of what they read before it is used. Collective over the mesh's host
+// axes.
 #pragma once
 
 #include <vector>
@@ -20,8 +21,8 @@ class BatchLoader {
   void next();  // draws and reads the next global batch
   std::int64_t num_micro_batches() const { return num_micro_; }
   Sequences micro_batch(std::int64_t i) const;
-  std::int64_t num_targets() const { return targets_; }  // of all replicas
-  const std::vector<std::int64_t>& position() const { return position_; }  // samples taken of every source
+  std::int64_t num_targets() const { return targets_; }                     // of all replicas
+  const std::vector<std::int64_t>& position() const { return position_; }   // samples taken of every source
   const std::vector<data::SampleRef>& samples() const { return samples_; }  // of the whole global batch, in order
 
  private:

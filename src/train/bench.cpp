@@ -33,7 +33,8 @@ class Bench {
 
   void ceilings();
   void kernels();
-  void attention(std::int64_t tokens, std::int64_t heads, std::int64_t kv_heads, std::int64_t dim, const char* suffix = "");
+  void attention(std::int64_t tokens, std::int64_t heads, std::int64_t kv_heads, std::int64_t dim,
+                 const char* suffix = "");
   void training_step(const std::string& name, const model::ModelConfig& model, std::int64_t tokens);
   void print() const;
 
@@ -134,24 +135,35 @@ void Bench::kernels() {
   measure("matmul_dw", "dyᵀ·x 2048x1024x768", gemm(kInner, kHidden, kRows), 0, [&] {
     ops::matmul(ctx_, {.a = inner[1], .b = x, .c = w_inner, .transpose_a = true, .mode = ops::GradMode::accumulate});
   });
-  measure("rms_norm_forward", "1024x768", 0, mib(x, 2), [&] { ops::rms_norm_forward(ctx_, {.x = x, .w = w_hidden, .y = y, .rstd = rstd}); });
-  measure("rms_norm_backward", "1024x768", 0, mib(x, 3), [&] {
-    ops::rms_norm_backward(ctx_, {.d_y = y, .x = x, .w = w_hidden, .rstd = rstd, .d_x = z, .d_w = d_w});
-  });
-  measure("swiglu_forward", "1024x2048", 0, mib(inner[0], 3), [&] { ops::swiglu_forward(ctx_, {.gate = inner[0], .up = inner[1], .y = inner[2]}); });
+  measure("rms_norm_forward", "1024x768", 0, mib(x, 2),
+          [&] { ops::rms_norm_forward(ctx_, {.x = x, .w = w_hidden, .y = y, .rstd = rstd}); });
+  measure("rms_norm_backward", "1024x768", 0, mib(x, 3),
+          [&] { ops::rms_norm_backward(ctx_, {.d_y = y, .x = x, .w = w_hidden, .rstd = rstd, .d_x = z, .d_w = d_w}); });
+  measure("swiglu_forward", "1024x2048", 0, mib(inner[0], 3),
+          [&] { ops::swiglu_forward(ctx_, {.gate = inner[0], .up = inner[1], .y = inner[2]}); });
   measure("swiglu_backward", "1024x2048", 0, mib(inner[0], 5), [&] {
-    ops::swiglu_backward(ctx_, {.d_y = inner[2], .gate = inner[0], .up = inner[1], .d_gate = inner[0], .d_up = inner[1]});
+    ops::swiglu_backward(ctx_,
+                         {.d_y = inner[2], .gate = inner[0], .up = inner[1], .d_gate = inner[0], .d_up = inner[1]});
   });
-  measure("cross_entropy", "320x50304", 0, mib(logits, 3), [&] { ops::cross_entropy(ctx_, {.logits = logits, .target = target, .loss = losses}); });
+  measure("cross_entropy", "320x50304", 0, mib(logits, 3),
+          [&] { ops::cross_entropy(ctx_, {.logits = logits, .target = target, .loss = losses}); });
   measure("adamw", "16 Mi", 0, mib(adam[0], 7), [&] {
-    ops::adamw(ctx_, {.param = adam[0], .master = {}, .m = adam[1], .v = adam[2], .grad = adam[3], .clip_factor = factor, .lr = 1e-4});
+    ops::adamw(ctx_, {.param = adam[0],
+                      .master = {},
+                      .m = adam[1],
+                      .v = adam[2],
+                      .grad = adam[3],
+                      .clip_factor = factor,
+                      .lr = 1e-4});
   });
 }
 
-// Causal attention over a sequence spread over all ranks: forward and backward through the ring. FLOPs: forward 2·S²·D·Hq,
-// backward 2.5 times that, shared by the ranks.
-void Bench::attention(std::int64_t tokens, std::int64_t heads, std::int64_t kv_heads, std::int64_t dim, const char* suffix) {
-  const std::string forward = std::string("attention_forward") + suffix, backward = std::string("attention_backward") + suffix;
+// Causal attention over a sequence spread over all ranks: forward and backward through the ring. FLOPs: forward
+// 2·S²·D·Hq, backward 2.5 times that, shared by the ranks.
+void Bench::attention(std::int64_t tokens, std::int64_t heads, std::int64_t kv_heads, std::int64_t dim,
+                      const char* suffix) {
+  const std::string forward = std::string("attention_forward") + suffix,
+                    backward = std::string("attention_backward") + suffix;
   const bool heavy = *suffix != 0;
   if (!wanted(forward, heavy) && !wanted(backward, heavy)) return;
   const int ranks = runtime_.world().size();
@@ -178,7 +190,9 @@ void Bench::attention(std::int64_t tokens, std::int64_t heads, std::int64_t kv_h
     batch.global_first = arena.allocate("first", DType::i32, {1, local});
     batch.global_last = arena.allocate("last", DType::i32, {1, local});
   };
-  const auto run_forward = [&] { annulus::attention::dense_forward(ctx, batch, {.q = q, .kv = kv, .out = out, .lse = lse}); };
+  const auto run_forward = [&] {
+    annulus::attention::dense_forward(ctx, batch, {.q = q, .kv = kv, .out = out, .lse = lse});
+  };
   const auto run_backward = [&] {
     annulus::attention::dense_backward(
         ctx, batch, {.q = q, .kv = kv, .out = out, .lse = lse, .d_out = d_out, .d_q = d_q, .d_kv = d_kv});
@@ -193,15 +207,18 @@ void Bench::attention(std::int64_t tokens, std::int64_t heads, std::int64_t kv_h
   allocate();
   for (std::int64_t row = 0; row < local; ++row) {
     batch.global_first.as<std::int32_t>()[row] = 0;
-    batch.global_last.as<std::int32_t>()[row] = static_cast<std::int32_t>(layout.global_index(mesh.coordinate("sequence"), row));
+    batch.global_last.as<std::int32_t>()[row] =
+        static_cast<std::int32_t>(layout.global_index(mesh.coordinate("sequence"), row));
   }
   const double s = static_cast<double>(tokens), flops = 2 * s * s * static_cast<double>(dim * heads) / ranks;
   const std::string shape = fmt::format("S {} Hq {} Hkv {} D {} ranks {}", tokens, heads, kv_heads, dim, ranks);
-  const std::string memory = fmt::format("\"attention_mib\":{:.1f}", static_cast<double>(arena.planned_bytes() + scratch.planned_bytes()) / (1 << 20));
+  const std::string memory = fmt::format(
+      "\"attention_mib\":{:.1f}", static_cast<double>(arena.planned_bytes() + scratch.planned_bytes()) / (1 << 20));
   results_.push_back({forward, shape, 1e3 * time(run_forward), flops, 0, memory});
   results_.push_back({backward, shape, 1e3 * time(run_backward), 2.5 * flops, 0, memory});
   const auto n = results_.size();
-  results_.push_back({std::string("attention_both") + suffix, shape, results_[n - 2].ms + results_[n - 1].ms, 3.5 * flops, 0, memory});
+  results_.push_back(
+      {std::string("attention_both") + suffix, shape, results_[n - 2].ms + results_[n - 1].ms, 3.5 * flops, 0, memory});
 }
 
 void Bench::training_step(const std::string& name, const model::ModelConfig& model, std::int64_t tokens) {
@@ -234,10 +251,13 @@ void Bench::training_step(const std::string& name, const model::ModelConfig& mod
     (void)engine.optimizer_step(1e-4, 1.0, ++k);
   });
   const double flops = engine.model().training_flops(tokens) / ranks;
-  results_.push_back({name, fmt::format("{:.0f} M parameters, S {}, ranks {}", static_cast<double>(engine.model().num_parameters()) * 1e-6, tokens, ranks),
+  results_.push_back({name,
+                      fmt::format("{:.0f} M parameters, S {}, ranks {}",
+                                  static_cast<double>(engine.model().num_parameters()) * 1e-6, tokens, ranks),
                       1e3 * seconds, flops, 0,
-                      fmt::format("\"tokens_per_second\":{:.1f},\"mfu\":{:.4f},\"planned_mib\":{:.1f}", static_cast<double>(tokens) / seconds,
-                                  flops / seconds / peak_flops_, static_cast<double>(engine.planned_bytes()) / (1 << 20))});
+                      fmt::format("\"tokens_per_second\":{:.1f},\"mfu\":{:.4f},\"planned_mib\":{:.1f}",
+                                  static_cast<double>(tokens) / seconds, flops / seconds / peak_flops_,
+                                  static_cast<double>(engine.planned_bytes()) / (1 << 20))});
 }
 
 void Bench::print() const {
@@ -255,8 +275,10 @@ void Bench::print() const {
                bandwidth_ * 1e-9, runtime_.world().size(), cases);
     return;
   }
-  fmt::print("ceilings per rank: matrix product {:.1f} GFLOP/s, copy {:.1f} GB/s (read + write)\n\n{:<24} {:<44} {:>10} {:>16} {:>8}\n",
-             peak_flops_ * 1e-9, bandwidth_ * 1e-9, "case", "shape", "ms", "per rank", "ceiling");
+  fmt::print(
+      "ceilings per rank: matrix product {:.1f} GFLOP/s, copy {:.1f} GB/s (read + write)\n\n{:<24} {:<44} {:>10} "
+      "{:>16} {:>8}\n",
+      peak_flops_ * 1e-9, bandwidth_ * 1e-9, "case", "shape", "ms", "per rank", "ceiling");
   for (const auto& r : results_) {
     const double rate = (r.flops > 0 ? r.flops : r.bytes) / (1e-3 * r.ms);
     fmt::print("{:<24} {:<44} {:>10.3f} {:>10.1f} {} {:>7.1f}%\n", r.name, r.shape, r.ms, rate * 1e-9,

@@ -1,6 +1,6 @@
 // Engine: a model on this rank's device with all its memory: planned by a dry run of the step, then taken once. Loads
-// micro-batches of whole sequences, runs them, and takes optimiser steps. The trainer, the evaluator, the benches and the
-// oracle check all drive this. Calls are collective over the mesh where they run the model or step.
+// micro-batches of whole sequences, runs them, and takes optimiser steps. The trainer, the evaluator, the benches and
+// the oracle check all drive this. Calls are collective over the mesh where they run the model or step.
 #pragma once
 
 #include <memory>
@@ -91,11 +91,11 @@ class Engine {
 
   Arena parameters_, gradients_, optimizer_state_, activations_, scratch_, host_;
   model::MicroBatch batch_;
-  TensorView losses_;    // [R] stat
-  TensorView scalars_;   // f64 [4] on the device: loss sum, sum of squares, norm, clip factor
+  TensorView losses_;   // [R] stat
+  TensorView scalars_;  // f64 [4] on the device: loss sum, sum of squares, norm, clip factor
   TensorView host_scalars_, host_losses_;
   TensorView host_token_, host_target_, host_position_, host_first_, host_last_;  // staging
-  std::vector<std::int32_t> first_;   // [B, S] first visible token, for the ring's plan
+  std::vector<std::int32_t> first_;  // [B, S] first visible token, for the ring's plan
   std::vector<double> loss_values_;
 };
 

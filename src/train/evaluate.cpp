@@ -53,18 +53,18 @@ Evaluation evaluate(Engine& engine, const data::ScoringData& documents, std::int
     const std::int64_t count = std::min(batch, num_windows - from);
     for (std::int64_t b = 0; b < count; ++b) {
       const auto at = static_cast<std::size_t>(b * length);
-      documents.read(windows[static_cast<std::size_t>(from + b)], {tokens.data() + at, static_cast<std::size_t>(length)},
+      documents.read(windows[static_cast<std::size_t>(from + b)],
+                     {tokens.data() + at, static_cast<std::size_t>(length)},
                      {targets.data() + at, static_cast<std::size_t>(length)});
     }
     engine.load({tokens, targets, start});
     engine.context().at(Phase::evaluate);
     const auto losses = engine.losses();
     for (std::int64_t b = 0; b < count; ++b) {
-      const auto& window = windows[static_cast<std::size_t>(from + b)];
       for (std::int64_t row = 0; row < local; ++row) {
         const std::int64_t t = engine.layout().global_index(rank, row);
         if (targets[static_cast<std::size_t>(b * length + t)] < 0) continue;
-        const std::size_t bucket = bucket_of(window.begin + t + 1);
+        const std::size_t bucket = bucket_of(t + 1);
         sums[bucket] += losses[static_cast<std::size_t>(b * local + row)];
         sums[kBuckets + bucket] += 1;
       }
@@ -99,15 +99,16 @@ void print_result(const Evaluation& e, const EvaluateOptions& options, std::int6
       buckets += fmt::format("{}{{\"upto\":{},\"loss\":{:.9g},\"tokens\":{}}}", buckets.empty() ? "" : ",", b.upto,
                              b.loss_sum / static_cast<double>(b.tokens), b.tokens);
     }
-    fmt::print("{{\"loss\":{:.12g},\"perplexity\":{:.9g},\"bits_per_byte\":{},\"tokens\":{},\"window\":{},\"stride\":{},"
-               "\"by_position\":[{}]}}\n",
-               e.loss(), e.perplexity(), optional(e.bits_per_byte()), e.tokens, window, stride, buckets);
+    fmt::print(
+        "{{\"loss\":{:.12g},\"perplexity\":{:.9g},\"bits_per_byte\":{},\"tokens\":{},\"window\":{},\"stride\":{},"
+        "\"by_position\":[{}]}}\n",
+        e.loss(), e.perplexity(), optional(e.bits_per_byte()), e.tokens, window, stride, buckets);
     return;
   }
   fmt::print("loss           {:.6f} nats per token\nperplexity     {:.4f}\n", e.loss(), e.perplexity());
   if (e.bytes > 0) fmt::print("bits per byte  {:.4f}\n", e.bits_per_byte());
-  fmt::print("tokens scored  {}\nwindow {}, stride {}\n\n{:>10}  {:>8}  {:>10}\n", e.tokens, window, stride, "context <=",
-             "loss", "tokens");
+  fmt::print("tokens scored  {}\nwindow {}, stride {}\n\n{:>10}  {:>8}  {:>10}\n", e.tokens, window, stride,
+             "context <=", "loss", "tokens");
   for (const auto& b : e.by_position) {
     fmt::print("{:>10}  {:>8.4f}  {:>10}\n", b.upto, b.loss_sum / static_cast<double>(b.tokens), b.tokens);
   }
@@ -120,7 +121,7 @@ int run_evaluation(const EvaluateOptions& options, parallel::MpiRuntime& runtime
   const auto checkpoint = open_model(world, options.model);
   RunConfig config = config_of(checkpoint, options.model);
   if (options.sequence_length != 0) config.train.sequence_length = options.sequence_length;
-  config.train.precision = !options.precision.empty()              ? options.precision
+  config.train.precision = !options.precision.empty()         ? options.precision
                            : config.train.precision == "fp64" ? "fp64"
                                                               : "fp32";
   config.checkpoint.resume = "none";

@@ -12,7 +12,7 @@
 namespace annulus::train {
 
 struct PositionBucket {
-  std::int64_t upto = 0;    // targets whose context has upto/2 < tokens <= upto
+  std::int64_t upto = 0;  // targets that see upto/2 < tokens <= upto of their window
   double loss_sum = 0;
   std::int64_t tokens = 0;
 };
@@ -28,16 +28,16 @@ struct Evaluation {
   double bits_per_byte() const;  // −1 without bytes
 };
 
-// Scores the documents' windows, at most `max_tokens` targets (0: all; whole windows). Replicas share the windows, the ranks
-// of a replica share each window. Collective; the result is the same on every rank.
+// Scores the documents' windows, at most `max_tokens` targets (0: all; whole windows). Replicas share the windows, the
+// ranks of a replica share each window. Collective; the result is the same on every rank.
 Evaluation evaluate(Engine& engine, const data::ScoringData& documents, std::int64_t max_tokens = 0);
 
 struct EvaluateOptions {
-  std::string model;                  // checkpoint or run folder
-  std::vector<std::string> data;      // files and folders
-  std::int64_t sequence_length = 0;   // 0: the training length
-  std::int64_t stride = 0;            // 0: the whole window
-  std::string precision;              // empty: fp32, fp64 if the checkpoint is
+  std::string model;                 // checkpoint or run folder
+  std::vector<std::string> data;     // files and folders
+  std::int64_t sequence_length = 0;  // 0: the training length
+  std::int64_t stride = 0;           // 0: the whole window
+  std::string precision;             // empty: fp32, fp64 if the checkpoint is
   bool json = false;
 };
 

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -44,6 +45,15 @@ void cut_back(const std::string& path, std::int64_t step) {
   std::filesystem::rename(tmp, path);
 }
 
+// mpirun gives its ranks a terminal of its own making: what counts is where mpirun itself, the parent, writes to.
+bool writes_to_terminal() {
+  if (!isatty(STDOUT_FILENO)) return false;
+  if (!std::getenv("OMPI_COMM_WORLD_SIZE")) return true;
+  std::error_code error;
+  const auto target = std::filesystem::read_symlink(fmt::format("/proc/{}/fd/1", getppid()), error);
+  return !error && target.string().starts_with("/dev/");
+}
+
 std::string number(double x) { return std::isfinite(x) ? fmt::format("{:.9g}", x) : "null"; }
 
 }  // namespace
@@ -56,12 +66,13 @@ std::string format_duration(double seconds) {
 }
 
 std::string format_step(const StepRecord& r, double seconds_per_step) {
-  return fmt::format("step {}/{} | loss {:.4f} | grad norm {:.2f} | lr {:.1e} | {} tok/s | mfu {:.1f}% | {:.1f} GiB | eta {}",
-                     r.step, r.steps, r.loss, r.grad_norm, r.lr, with_thousands(r.tokens_per_second), 100 * r.mfu,
-                     r.memory_gib, format_duration(seconds_per_step * static_cast<double>(r.steps - r.step)));
+  return fmt::format(
+      "step {}/{} | loss {:.4f} | grad norm {:.2f} | lr {:.1e} | {} tok/s | mfu {:.1f}% | {:.1f} GiB | eta {}", r.step,
+      r.steps, r.loss, r.grad_norm, r.lr, with_thousands(r.tokens_per_second), 100 * r.mfu, r.memory_gib,
+      format_duration(seconds_per_step * static_cast<double>(r.steps - r.step)));
 }
 
-Metrics::Metrics(const std::string& path, std::int64_t resumed_step, bool bar) : bar_(bar && isatty(STDOUT_FILENO)) {
+Metrics::Metrics(const std::string& path, std::int64_t resumed_step, bool bar) : bar_(bar && writes_to_terminal()) {
   cut_back(path, resumed_step);
   file_ = std::fopen(path.c_str(), "a");
   if (!file_) throw Error(fmt::format("{}: cannot be opened for appending: {}", path, std::strerror(errno)));
@@ -103,10 +114,10 @@ void Metrics::clear_bar() {
 void Metrics::eval(const EvalRecord& r) {
   event(fmt::format(R"({{"kind":"eval","step":{},"loss":{},"bits_per_byte":{},"tokens":{}}})", r.step, number(r.loss),
                     r.bits_per_byte < 0 ? "null" : number(r.bits_per_byte), r.tokens));
-  note(r.bits_per_byte < 0
-           ? fmt::format("eval {} | loss {:.4f} | {} tokens", r.step, r.loss, with_thousands(static_cast<double>(r.tokens)))
-           : fmt::format("eval {} | loss {:.4f} | {:.4f} bits per byte | {} tokens", r.step, r.loss, r.bits_per_byte,
-                         with_thousands(static_cast<double>(r.tokens))));
+  note(r.bits_per_byte < 0 ? fmt::format("eval {} | loss {:.4f} | {} tokens", r.step, r.loss,
+                                         with_thousands(static_cast<double>(r.tokens)))
+                           : fmt::format("eval {} | loss {:.4f} | {:.4f} bits per byte | {} tokens", r.step, r.loss,
+                                         r.bits_per_byte, with_thousands(static_cast<double>(r.tokens))));
 }
 
 void Metrics::note(const std::string& text) {

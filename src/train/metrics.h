@@ -1,5 +1,5 @@
-// What a run says: metrics.jsonl (one object a line, flushed) and the progress line or live bar. Rank 0 only; others make
-// none. Not collective.
+// What a run says: metrics.jsonl (one object a line, flushed) and the progress line or live bar. Rank 0 only; others
+// make none. Not collective.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +11,10 @@ namespace annulus::train {
 struct StepRecord {
   std::int64_t step = 0, steps = 0;  // steps done, of how many
   double loss = 0, grad_norm = 0, lr = 0;
-  double seconds = 0;                // of the step
-  double tokens_per_second = 0;      // of all ranks
-  double mfu = 0;                    // of the peak that the run named at its start
-  double memory_gib = 0;             // this rank's peak
+  double seconds = 0;            // of the step
+  double tokens_per_second = 0;  // of all ranks
+  double mfu = 0;                // of the peak that the run named at its start
+  double memory_gib = 0;         // this rank's peak
   std::int64_t tokens_seen = 0;
 };
 
@@ -34,8 +34,8 @@ class Metrics {
 
   void step(const StepRecord& record);
   void eval(const EvalRecord& record);
-  void note(const std::string& text);  // a line of its own on stdout, never inside the bar
-  void event(const std::string& json); // a record as it stands
+  void note(const std::string& text);   // a line of its own on stdout, never inside the bar
+  void event(const std::string& json);  // a record as it stands
 
  private:
   void clear_bar();
@@ -45,6 +45,6 @@ class Metrics {
 };
 
 std::string format_step(const StepRecord& record, double seconds_per_step);  // the progress line
-std::string format_duration(double seconds);                                // "12m", "1h 05m"
+std::string format_duration(double seconds);                                 // "12m", "1h 05m"
 
 }  // namespace annulus::train

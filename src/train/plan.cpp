@@ -9,17 +9,19 @@ namespace {
 // What a plan assumes of a device. GPU figures: an H200 and NVLink as measured by the project (docs/performance.md).
 struct Assumed {
   std::string name;
-  double flops;           // reached in a training step
-  double attention_flops; // reached by attention
-  double link;            // bytes/s one way between ring neighbours
+  double flops;            // reached in a training step
+  double attention_flops;  // reached by attention
+  double link;             // bytes/s one way between ring neighbours
 };
 
 Assumed assumed(const RunConfig& config) {
-  if (config.parallel.device == "cuda") return {"H200: 989 TFLOP/s peak, 50% reached; 250 GB/s a link", 0.5 * 989e12, 500e12, 250e9};
+  if (config.parallel.device == "cuda")
+    return {"H200: 989 TFLOP/s peak, 50% reached; 250 GB/s a link", 0.5 * 989e12, 500e12, 250e9};
   Context ctx;
   const double peak = measured_peak_flops(ctx, DType::f32, cpu_allocator());
-  return {fmt::format("this machine's cores: {:.0f} GFLOP/s matrix peak per rank, 50% reached; 4 GB/s a link", peak * 1e-9),
-          0.5 * peak, 0.5 * peak, 4e9};
+  return {
+      fmt::format("this machine's cores: {:.0f} GFLOP/s matrix peak per rank, 50% reached; 4 GB/s a link", peak * 1e-9),
+      0.5 * peak, 0.5 * peak, 4e9};
 }
 
 double mib(double bytes) { return bytes / (1 << 20); }
@@ -37,12 +39,14 @@ int run_plan(const RunConfig& config, int ranks) {
 
   const auto& m = config.model;
   const double tokens = static_cast<double>(config.train.global_batch * config.train.sequence_length);
-  const double step_flops = static_cast<double>(config.train.global_batch) * engine.model().training_flops(config.train.sequence_length);
+  const double step_flops =
+      static_cast<double>(config.train.global_batch) * engine.model().training_flops(config.train.sequence_length);
   fmt::print("{} parameters; {} ranks ({}): data {} x sequence {}, {}; {}\n", engine.model().num_parameters(), ranks,
              config.parallel.device, config.parallel.data, config.parallel.sequence, config.parallel.layout,
              config.train.precision);
   fmt::print("{} tokens per step in {} micro-batches per replica; {} tokens of a sequence per rank\n\n", tokens,
-             config.train.global_batch / (config.parallel.data * config.train.micro_batch), engine.layout().local_tokens());
+             config.train.global_batch / (config.parallel.data * config.train.micro_batch),
+             engine.layout().local_tokens());
 
   fmt::print("memory per rank\n");
   for (const Arena* arena : engine.arenas()) {
@@ -54,13 +58,18 @@ int run_plan(const RunConfig& config, int ranks) {
   const int sequence = config.parallel.sequence;
   if (sequence > 1) {
     const double local = static_cast<double>(options.batch * engine.layout().local_tokens());
-    const double kv = 2 * local * static_cast<double>(m.num_key_value_heads * m.head_dim) * static_cast<double>(size_of(options.dtype));
+    const double kv = 2 * local * static_cast<double>(m.num_key_value_heads * m.head_dim) *
+                      static_cast<double>(size_of(options.dtype));
     const double pairs = static_cast<double>(options.batch) * static_cast<double>(config.train.sequence_length) *
-                         static_cast<double>(config.train.sequence_length) / 2 / (static_cast<double>(sequence) * sequence);
+                         static_cast<double>(config.train.sequence_length) / 2 /
+                         (static_cast<double>(sequence) * sequence);
     const double hop_seconds = 4 * pairs * static_cast<double>(m.num_attention_heads * m.head_dim) / a.attention_flops;
-    fmt::print("ring, a full causal dense layer: {} hops of {:.2f} MiB forward; a hop computes {:.3f} ms and sends for {:.3f} ms: {}\n\n",
-               sequence - 1, mib(kv), 1e3 * hop_seconds, 1e3 * kv / a.link,
-               kv / a.link <= hop_seconds ? "hidden" : "NOT hidden; longer sequences or fewer ranks per sequence would hide it");
+    fmt::print(
+        "ring, a full causal dense layer: {} hops of {:.2f} MiB forward; a hop computes {:.3f} ms and sends for {:.3f} "
+        "ms: {}\n\n",
+        sequence - 1, mib(kv), 1e3 * hop_seconds, 1e3 * kv / a.link,
+        kv / a.link <= hop_seconds ? "hidden"
+                                   : "NOT hidden; longer sequences or fewer ranks per sequence would hide it");
   }
   const double seconds = step_flops / (a.flops * ranks);
   fmt::print("time, assuming {}:\n  {:.3g} TFLOP per step, {:.3g} s, {:.4g} tokens/s; {} steps in {:.3g} h\n", a.name,

@@ -45,14 +45,15 @@ checkpoint::Checkpoint open_model(parallel::Communicator& world, const std::stri
 
 RunConfig config_of(const checkpoint::Checkpoint& checkpoint, const std::string& path) {
   if (checkpoint.meta().config.empty()) {
-    throw CheckpointError(fmt::format("{}: the checkpoint holds no run config; it was not written by a training run", path));
+    throw CheckpointError(
+        fmt::format("{}: the checkpoint holds no run config; it was not written by a training run", path));
   }
   return parse_config(checkpoint.meta().config, checkpoint.path() + " (its config)", {});
 }
 
 Session::Session(const RunConfig& config, parallel::MpiRuntime& runtime, bool training) : config_(config) {
-  const bool gpu = config.parallel.device == "cuda" ||
-                   (config.parallel.device == "auto" && device_count(DeviceKind::cuda) > 0);
+  const bool gpu =
+      config.parallel.device == "cuda" || (config.parallel.device == "auto" && device_count(DeviceKind::cuda) > 0);
   device_ = make_compute_device(gpu ? DeviceKind::cuda : DeviceKind::cpu, runtime.local_rank());
   mesh_ = std::make_unique<parallel::Mesh>(
       runtime.world(),
@@ -77,8 +78,8 @@ int set_threads(parallel::MpiRuntime& runtime, std::string& warning) {
   const int threads = wish ? std::max(1, std::atoi(wish)) : std::min(share, usable);
   omp_set_num_threads(threads);
   if (!wish && usable < share) {
-    warning = fmt::format("this rank is bound to {} of {} cores, its share is {}; start with mpirun --bind-to none", usable,
-                          cores, share);
+    warning = fmt::format("this rank is bound to {} of {} cores, its share is {}; start with mpirun --bind-to none",
+                          usable, cores, share);
   }
   return threads;
 }

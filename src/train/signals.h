@@ -1,5 +1,5 @@
-// Requests to stop. SIGUSR1, and SIGTERM that reaches the rank itself, set a flag; the trainer agrees on it with all ranks at
-// the end of the step, saves a checkpoint and exits with 75. Not collective.
+// Requests to stop. SIGUSR1, and SIGTERM that reaches the rank itself, set a flag; the trainer agrees on it with all
+// ranks at the end of the step, saves a checkpoint and exits with 75. Not collective.
 #pragma once
 
 namespace annulus::train {

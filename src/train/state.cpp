@@ -57,8 +57,9 @@ void check_tensors(const checkpoint::Checkpoint& from, Engine& engine) {
     bool known = false;
     for (const auto& entry : engine.store().entries()) known = known || entry.name == t.tensor;
     if (!known) {
-      throw CheckpointError(fmt::format("{}: tensor {} {} has no place in the model of the config; use the checkpoint's own config",
-                                        from.path(), t.tensor, t.shape.str()));
+      throw CheckpointError(
+          fmt::format("{}: tensor {} {} has no place in the model of the config; use the checkpoint's own config",
+                      from.path(), t.tensor, t.shape.str()));
     }
   }
 }
@@ -89,9 +90,10 @@ checkpoint::HostCopy host_copy(const ComputeDevice& device, Engine& engine) {
   if (device.kind == DeviceKind::cpu) return {};
   Context& ctx = engine.context();
   return {.allocator = device.host_allocator,
-          .fetch = [&ctx](const TensorView& from, void* to) {
-            copy(ctx, from, {to, from.dtype, DeviceKind::cpu, from.shape});
-          },
+          .fetch =
+              [&ctx](const TensorView& from, void* to) {
+                copy(ctx, from, {to, from.dtype, DeviceKind::cpu, from.shape});
+              },
           .wait = [&ctx] { synchronize(ctx); }};
 }
 

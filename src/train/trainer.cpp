@@ -42,9 +42,8 @@ Trainer::Trainer(const RunConfig& config, parallel::MpiRuntime& runtime)
   std::vector<std::string> notes;
   resume(notes);
   writer_ = std::make_unique<checkpoint::Writer>(
-      runtime_.world(),
-      checkpoint::Writer::Options{config_.checkpoint.dir, static_cast<int>(config_.checkpoint.keep),
-                                  host_copy(session_.device(), engine())});
+      runtime_.world(), checkpoint::Writer::Options{config_.checkpoint.dir, static_cast<int>(config_.checkpoint.keep),
+                                                    host_copy(session_.device(), engine())});
   slices_ = checkpoint_slices(engine());
   writer_->reserve(slices_);
   peak_flops_ = config_.log.peak_tflops > 0
@@ -69,32 +68,37 @@ void Trainer::resume(std::vector<std::string>& notes) {
   } else if (wanted == "none") {
     std::vector<std::string> ignored;
     if (checkpoint::find_newest_collective(world, dir, ignored)) {
-      throw ConfigError(fmt::format("checkpoint.resume = \"none\", but {} holds checkpoints of an earlier run; "
-                                    "choose another checkpoint.dir or move it away", dir));
+      throw ConfigError(
+          fmt::format("checkpoint.resume = \"none\", but {} holds checkpoints of an earlier run; "
+                      "choose another checkpoint.dir or move it away",
+                      dir));
     }
   } else {
     from = open_model(world, wanted);
   }
   if (!from) {
     engine().initialize(static_cast<std::uint64_t>(config_.train.seed));
-    batches_ = std::make_unique<BatchLoader>(data_, session_.mesh(), config_.train.global_batch,
-                                             config_.train.micro_batch, config_.train.sequence_length,
-                                             std::vector<std::int64_t>{});
+    batches_ =
+        std::make_unique<BatchLoader>(data_, session_.mesh(), config_.train.global_batch, config_.train.micro_batch,
+                                      config_.train.sequence_length, std::vector<std::int64_t>{});
     return;
   }
   const checkpoint::Meta& meta = from->meta();
   restore(*from, engine(), notes);
   done_ = last_saved_ = meta.step;
   if (meta.data_fingerprint != data_.fingerprint()) {
-    throw ConfigError(fmt::format("{}: the run's data has changed since this checkpoint (files, weights, tokenizer or "
-                                  "sequence_length), so its position means nothing; restore the data, or start a new "
-                                  "checkpoint.dir", from->path()));
+    throw ConfigError(
+        fmt::format("{}: the run's data has changed since this checkpoint (files, weights, tokenizer or "
+                    "sequence_length), so its position means nothing; restore the data, or start a new "
+                    "checkpoint.dir",
+                    from->path()));
   }
   if (meta.precision != config_.train.precision) {
     notes.push_back(fmt::format("precision changes from {} to {}", meta.precision, config_.train.precision));
   }
-  batches_ = std::make_unique<BatchLoader>(data_, session_.mesh(), config_.train.global_batch,
-                                           config_.train.micro_batch, config_.train.sequence_length, meta.data_position);
+  batches_ =
+      std::make_unique<BatchLoader>(data_, session_.mesh(), config_.train.global_batch, config_.train.micro_batch,
+                                    config_.train.sequence_length, meta.data_position);
   notes.push_back(fmt::format("going on from {} (step {})", from->path(), meta.step));
   if (root()) {
     for (auto& line : checkpoint::set_aside_newer(dir, meta.step)) notes.push_back(std::move(line));
@@ -184,22 +188,22 @@ void Trainer::report(const StepResult& result, double seconds) {
   const double flops = sequences * engine().model().training_flops(config_.train.sequence_length);
   const double ranks = static_cast<double>(runtime_.world().size());
   const bool gpu = session_.device().kind == DeviceKind::cuda;
-  metrics_->step(
-      {.step = done_,
-       .steps = config_.train.steps,
-       .loss = targets_ > 0 ? result.loss_sum / static_cast<double>(targets_) : 0,
-       .grad_norm = result.grad_norm,
-       .lr = optim::learning_rate(config_.schedule, config_.optimizer.lr, done_ - 1, config_.train.steps),
-       .seconds = seconds,
-       .tokens_per_second = sequences * static_cast<double>(config_.train.sequence_length) / seconds,
-       .mfu = flops / seconds / (peak_flops_ * ranks),
-       .memory_gib = gpu ? static_cast<double>(engine().planned_bytes()) / (1 << 30) : peak_memory_gib(),
-       .tokens_seen = done_ * config_.train.global_batch * config_.train.sequence_length});
+  metrics_->step({.step = done_,
+                  .steps = config_.train.steps,
+                  .loss = targets_ > 0 ? result.loss_sum / static_cast<double>(targets_) : 0,
+                  .grad_norm = result.grad_norm,
+                  .lr = optim::learning_rate(config_.schedule, config_.optimizer.lr, done_ - 1, config_.train.steps),
+                  .seconds = seconds,
+                  .tokens_per_second = sequences * static_cast<double>(config_.train.sequence_length) / seconds,
+                  .mfu = flops / seconds / (peak_flops_ * ranks),
+                  .memory_gib = gpu ? static_cast<double>(engine().planned_bytes()) / (1 << 30) : peak_memory_gib(),
+                  .tokens_seen = done_ * config_.train.global_batch * config_.train.sequence_length});
 }
 
 void Trainer::evaluate_validation() {
   const Evaluation e = evaluate(engine(), *validation_, config_.eval.tokens);
-  if (metrics_) metrics_->eval({.step = done_, .loss = e.loss(), .bits_per_byte = e.bits_per_byte(), .tokens = e.tokens});
+  if (metrics_)
+    metrics_->eval({.step = done_, .loss = e.loss(), .bits_per_byte = e.bits_per_byte(), .tokens = e.tokens});
 }
 
 int Trainer::run() {
@@ -209,10 +213,10 @@ int Trainer::run() {
     const StepResult result = step(done_);
     if (!result.finite) {
       (void)writer_->wait_and_finish();
-      throw DivergedError(fmt::format("step {}: loss {} or gradient norm {} is not finite; the step was refused. The last "
-                                      "checkpoint is whole: resume with a lower optimizer.lr or other data", done_ + 1,
-                                      result.loss_sum / static_cast<double>(std::max<std::int64_t>(targets_, 1)),
-                                      result.grad_norm));
+      throw DivergedError(fmt::format(
+          "step {}: loss {} or gradient norm {} is not finite; the step was refused. The last "
+          "checkpoint is whole: resume with a lower optimizer.lr or other data",
+          done_ + 1, result.loss_sum / static_cast<double>(std::max<std::int64_t>(targets_, 1)), result.grad_norm));
     }
     ++done_;
     report(result, seconds_since(begin));
@@ -230,7 +234,8 @@ int Trainer::run() {
     save_failed_ = !outcome->ok;
     note(outcome->ok ? fmt::format("saved {}", outcome->path) : fmt::format("warning: {}", outcome->message));
   }
-  if (save_failed_) throw CheckpointError("the last checkpoint could not be saved (see the warning above); older ones stay");
+  if (save_failed_)
+    throw CheckpointError("the last checkpoint could not be saved (see the warning above); older ones stay");
   if (stop) note(fmt::format("stopped by a signal after step {}; start again to go on", done_));
   return stop ? 75 : 0;
 }

@@ -13,13 +13,13 @@ namespace annulus::train {
 
 class Trainer {
  public:
-  // Validates, opens data, plans and takes memory, and goes on from a checkpoint if there is one. Throws the user errors of
-  // spec/cli.md.
+  // Validates, opens data, plans and takes memory, and goes on from a checkpoint if there is one. Throws the user
+  // errors of spec/cli.md.
   Trainer(const RunConfig& config, parallel::MpiRuntime& runtime);
   ~Trainer();
 
-  // Trains to the end. Returns 0, or 75 after a signal, when a checkpoint was saved. Throws DivergedError when a loss or
-  // gradient is not finite (the step is refused first).
+  // Trains to the end. Returns 0, or 75 after a signal, when a checkpoint was saved. Throws DivergedError when a loss
+  // or gradient is not finite (the step is refused first).
   int run();
 
   // One step; `done` counts steps done before it. For tests and benches as well.
@@ -49,11 +49,11 @@ class Trainer {
   std::unique_ptr<checkpoint::Writer> writer_;
   std::unique_ptr<Metrics> metrics_;  // rank 0
   std::vector<checkpoint::Slice> slices_;
-  std::int64_t done_ = 0;        // steps
-  std::int64_t targets_ = 0;     // of the last step
-  std::int64_t last_saved_ = -1; // step of the last committed or running save
+  std::int64_t done_ = 0;         // steps
+  std::int64_t targets_ = 0;      // of the last step
+  std::int64_t last_saved_ = -1;  // step of the last committed or running save
   bool save_failed_ = false;
-  double peak_flops_ = 0;        // per rank, MFU's denominator
+  double peak_flops_ = 0;  // per rank, MFU's denominator
 };
 
 // The subcommand: trains with the watchdog running. Returns the exit code.

@@ -27,7 +27,8 @@ int main(int argc, char** argv) {
     delete listeners.Release(listeners.default_result_printer());
     struct Failures : ::testing::EmptyTestEventListener {
       void OnTestPartResult(const ::testing::TestPartResult& r) override {
-        if (r.failed()) fprintf(stderr, "%s:%d: %s\n", r.file_name() ? r.file_name() : "?", r.line_number(), r.summary());
+        if (r.failed())
+          fprintf(stderr, "%s:%d: %s\n", r.file_name() ? r.file_name() : "?", r.line_number(), r.summary());
       }
     };
     listeners.Append(new Failures);
