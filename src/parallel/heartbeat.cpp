@@ -26,30 +26,6 @@ std::int64_t coarse_time_ns() {  // to about 4 ms, for a few nanoseconds
 
 }  // namespace
 
-std::string_view name_of(Phase phase) {
-  switch (phase) {
-    case Phase::starting:
-      return "starting";
-    case Phase::loading:
-      return "loading data";
-    case Phase::forward:
-      return "forward";
-    case Phase::backward:
-      return "backward";
-    case Phase::reducing:
-      return "reducing gradients";
-    case Phase::updating:
-      return "updating parameters";
-    case Phase::evaluating:
-      return "evaluating";
-    case Phase::saving:
-      return "saving a checkpoint";
-    case Phase::finished:
-      return "finished";
-  }
-  return "?";
-}
-
 std::string to_string(const Position& p) {
   std::string text = fmt::format("step {}, {}", p.step, name_of(p.phase));
   if (p.layer >= 0) text += fmt::format(", layer {}", p.layer);
@@ -130,17 +106,6 @@ void Heartbeat::write(const Position& position) {
   s.hop.store(position.hop, kRelaxed);
   s.time_ns.store(coarse_time_ns(), kRelaxed);
   s.sequence.store(sequence + 2, std::memory_order_release);
-}
-
-void Heartbeat::at_layer(int layer) {
-  if (!current_) return;
-  write({current_->step.load(kRelaxed), static_cast<Phase>(current_->phase.load(kRelaxed)), layer, -1});
-}
-
-void Heartbeat::at_hop(int hop) {
-  if (!current_) return;
-  write({current_->step.load(kRelaxed), static_cast<Phase>(current_->phase.load(kRelaxed)),
-         current_->layer.load(kRelaxed), hop});
 }
 
 std::vector<Heartbeat::SlotState> Heartbeat::read() const {

@@ -5,10 +5,10 @@
 // are lock-free: a sequence counter is odd while the fields change, so that a reader never sees halves of two
 // positions. A publication costs some ten nanoseconds, a touch one. Without a Heartbeat every static call does nothing.
 //
-// Who is behind: ranks run the same program, so publish(), at_layer() and at_hop() must be called in the same order on
-// every rank; each counts, and (step, calls since the step began) orders the ranks without knowing what a phase is,
-// that layers run backwards in backward, or that recompute visits hops twice. Work of one rank alone (rank 0 writing a
-// log or a checkpoint) calls touch() and no other.
+// Who is behind: ranks run the same program, so publish() (through Context::at) must be called in the same order on
+// every rank; each call counts, and (step, calls since the step began) orders the ranks without knowing what a phase
+// is, that layers run backwards in backward, or that recompute visits hops twice. Work of one rank alone (rank 0
+// writing a log or a checkpoint) calls touch() and no other.
 //
 // What counts as moving: publications and touches. touch() is for long work that does move: kernels call it between
 // tiles (with mpi_progress in Context::progress), file reading and writing between pieces. Waiting for other ranks
@@ -28,22 +28,9 @@
 
 namespace annulus::parallel {
 
-enum class Phase : std::int32_t {
-  starting,
-  loading,
-  forward,
-  backward,
-  reducing,
-  updating,
-  evaluating,
-  saving,
-  finished
-};
-std::string_view name_of(Phase phase);
-
 struct Position {
   std::int64_t step = 0;
-  Phase phase = Phase::starting;
+  Phase phase = Phase::setup;
   std::int32_t layer = -1, hop = -1;  // −1: not in one
 };
 std::string to_string(const Position& position);  // "step 12, forward, layer 3, hop 1"
@@ -62,8 +49,6 @@ class Heartbeat {
   static void publish(std::int64_t step, Phase phase, int layer = -1, int hop = -1) {
     if (current_) write({step, phase, layer, hop});
   }
-  static void at_layer(int layer);  // same step and phase, no hop
-  static void at_hop(int hop);      // same step, phase and layer
   static void touch() {
     if (current_)
       current_->touches.store(current_->touches.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);

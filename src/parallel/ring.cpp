@@ -2,8 +2,6 @@
 
 #include <numeric>
 
-#include "parallel/heartbeat.h"
-
 namespace annulus::parallel {
 namespace {
 
@@ -38,7 +36,7 @@ class Walk {
   // Sends the buffer at hand on, into the one that was at hand before: its own sending ended with arrive(), its reading
   // is ahead of this on the stream.
   void depart(std::size_t i) {
-    if (!ctx_.planning) Heartbeat::at_hop(hops_[i]);
+    ctx_.at_hop(hops_[i]);
     next_ = {};
     if (i + 1 < hops_.size()) next_ = ring_.shift(ctx_, buffer(i), visiting_[i % 2], hops_[i + 1] - hops_[i]);
   }
@@ -90,8 +88,7 @@ void ring_backward(Context& ctx, const RingBackward& args, const RingGradientVis
     visit(walk.source(i), walk.buffer(i), partial);
     const TensorView& sum = i == 0 ? args.own_gradient : args.travelling[(i - 1) % 2];
     if (i > 0) {
-      gradients.wait(ctx,
-                     travelling);  // the source's sum so far; also ends the sending of the buffer received into below
+      gradients.wait(ctx, travelling);  // the source's sum so far; also frees the buffer that is received into below
       args.accumulate(ctx, partial, sum);
     }
     if (hops.size() > 1) {  // after the last hop: home, into own_gradient, whose content left with the first

@@ -88,6 +88,7 @@ TEST(Layout, RefusalNamesLengthsThatFit) {
   EXPECT_EQ(refusal(12, 3), "");
   // Chunks of a multiple of 16 and at least 40 tokens: 48 a chunk, 192 for two ranks.
   EXPECT_NE(refusal(128, 2, 16, 40).find("Lengths that fit: 192"), std::string::npos) << refusal(128, 2, 16, 40);
+  EXPECT_NE(refusal(10, 2, 16, 40).find("Lengths that fit: 192"), std::string::npos) << refusal(10, 2, 16, 40);
   EXPECT_NE(refusal(200, 2, 16, 40).find("Lengths that fit: 192 and 256"), std::string::npos);
   EXPECT_EQ(refusal(192, 2, 16, 40), "");
   EXPECT_EQ(refusal(33, 1, 16, 40), "");  // one rank takes any length

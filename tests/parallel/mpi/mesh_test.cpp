@@ -141,8 +141,8 @@ TEST_F(HeartbeatTest, EveryRankSeesWhereTheOthersAre) {
   const int r = world().rank();
   Heartbeat heartbeat(*host_, r, world().size(), path_);
   Heartbeat::publish(100 + r, Phase::forward);
-  Heartbeat::at_layer(3);
-  Heartbeat::at_hop(r);
+  Heartbeat::publish(100 + r, Phase::forward, 3);
+  Heartbeat::publish(100 + r, Phase::forward, 3, r);
   host_->barrier();
   EXPECT_NE(access(path_.c_str(), F_OK), 0) << "the file was left behind";
   const auto slots = heartbeat.read();
@@ -203,8 +203,6 @@ TEST_F(HeartbeatTest, AFileThatCannotBeMadeIsAnErrorOnEveryRank) {
 
 TEST(HeartbeatOff, CallsWithoutAHeartbeatDoNothing) {
   Heartbeat::publish(1, Phase::forward);
-  Heartbeat::at_layer(1);
-  Heartbeat::at_hop(1);
   Heartbeat::touch();
   const Heartbeat::Waiting waiting;
 }

@@ -53,6 +53,7 @@ TEST(Ring, VisitsListedSourcesInOrder) {
     ring_forward(ctx, args, [&](int source, const TensorView& buffer, bool last) {
       ASSERT_LT(i, hops.size());
       EXPECT_EQ(source, (ring.rank() - hops[i] + p) % p);
+      EXPECT_EQ(ctx.place.hop, hops[i]) << "the watchdog would name another hop";
       EXPECT_EQ(last, i + 1 == hops.size());
       EXPECT_EQ(Doubles(buffer.as<double>(), buffer.as<double>() + n), own_of(source, n));
       EXPECT_TRUE(buffer.data == own.data() || buffer.data == a.data() || buffer.data == b.data());
