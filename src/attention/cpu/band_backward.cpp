@@ -38,11 +38,50 @@ std::int64_t strip_size(const BandShape& shape) {
   return kStripWidth<T> * (3 * shape.depth + 2 * padded_depth<T>(shape));
 }
 
-// Elements of T a thread needs: the strips' copies, and two tiles of scores.
+// Elements of T a thread needs: the strips' copies, two tiles of scores, a tile of keys and values and one of
+// their gradients.
 template <class T>
 std::int64_t workspace_size(const BandShape& shape) {
-  return strip_size<T>(shape) * kMaxBlockStrips + 2 * kStripWidth<T> * kTileKeys;
+  return strip_size<T>(shape) * kMaxBlockStrips + 2 * kStripWidth<T> * kTileKeys + 2 * KeyTile<T>::size(shape);
 }
+
+// The gradients of a tile's keys and values, like KeyTile: copied for the strips of a unit and written back by store().
+template <class T>
+class GradientTile {
+ public:
+  GradientTile(const BandShape& shape, T* d_k, T* d_v, std::int64_t pair, const KeyRange& keys, T* memory)
+      : shape_(shape), begin_(keys.begin), count_(keys.end - keys.begin) {
+    const std::int64_t offset = shape.kv_offset(pair) + begin_ * shape.kv_stride();
+    d_k_ = home_k_ = d_k + offset;
+    d_v_ = home_v_ = d_v + offset;
+    stride_ = shape.kv_stride();
+    if (KeyTile<T>::in_place(shape)) return;
+    d_k_ = memory;
+    d_v_ = memory + KeyTile<T>::size(shape) / 2;
+    stride_ = KeyTile<T>::stride_of(shape);
+    for (std::int64_t j = 0; j < count_; ++j) {
+      std::copy_n(home_k_ + j * shape.kv_stride(), shape.depth, d_k_ + j * stride_);
+      std::copy_n(home_v_ + j * shape.kv_stride(), shape.depth, d_v_ + j * stride_);
+    }
+  }
+
+  void store() const {
+    if (d_k_ == home_k_) return;
+    for (std::int64_t j = 0; j < count_; ++j) {
+      std::copy_n(d_k_ + j * stride_, shape_.depth, home_k_ + j * shape_.kv_stride());
+      std::copy_n(d_v_ + j * stride_, shape_.depth, home_v_ + j * shape_.kv_stride());
+    }
+  }
+
+  T* d_k(std::int64_t key) const { return d_k_ + (key - begin_) * stride_; }
+  T* d_v(std::int64_t key) const { return d_v_ + (key - begin_) * stride_; }
+  std::int64_t stride() const { return stride_; }
+
+ private:
+  const BandShape& shape_;
+  std::int64_t begin_, count_, stride_;
+  T *d_k_, *d_v_, *home_k_, *home_v_;
+};
 
 // Scores q · k and d_p = d_o · v become weights p and d_s / scale = p · (d_p − delta).
 template <class T, int N, bool kPartial>
@@ -114,6 +153,7 @@ class Backward {
     BackwardStrip<T> strips[kMaxBlockStrips];
     const std::int64_t index = grid.block(unit), count = grid.num_strips(index);
     T* scores = workspace + strip_size<T>(shape_) * kMaxBlockStrips;
+    T* copies = scores + 2 * kStripWidth<T> * kTileKeys;
     KeyRange keys{shape_.keys, 0};
     for (std::int64_t s = 0; s < count; ++s) {
       load(strips[s], grid.pair(unit), grid.first_strip(index) + s, workspace + strip_size<T>(shape_) * s);
@@ -124,13 +164,17 @@ class Backward {
     // Bounds do not decrease: units before this one in the chain have nothing left to do below its first tile.
     chain.leave_below(unit, keys.begin / kTileKeys);
     for (std::int64_t tile = keys.begin / kTileKeys; tile * kTileKeys < keys.end; ++tile) {
+      const KeyRange range = tile_keys(tile, keys);
+      const KeyTile<T> rows(shape_, k_, v_, grid.pair(unit), range, copies);
       wait_for_turn(chain, unit - grid.pairs, grid.pairs, tile);
+      const GradientTile<T> gradients(shape_, d_k_, d_v_, grid.pair(unit), range, copies + KeyTile<T>::size(shape_));
       for (std::int64_t s = count - 1; s >= 0; --s) {
-        strips[s].for_pieces(tile_keys(tile), [&](const KeyRange& piece, bool partial) {
+        strips[s].for_pieces(range, [&](const KeyRange& piece, bool partial) {
           with_vectors(strips[s].vectors(),
-                       [&](auto n) { attend<decltype(n)::value>(strips[s], piece, partial, scores); });
+                       [&](auto n) { attend<decltype(n)::value>(strips[s], rows, gradients, piece, partial, scores); });
         });
       }
+      gradients.store();
       chain.leave_below(unit, tile + 1);
       if (omp_get_thread_num() == 0) ctx_.poll();
     }
@@ -176,19 +220,23 @@ class Backward {
   }
 
   template <int N>
-  void attend(BackwardStrip<T>& strip, const KeyRange& piece, bool partial, T* scores) const {
-    const std::int64_t stride = shape_.kv_stride(), count = piece.end - piece.begin, depth = shape_.depth;
-    const std::int64_t offset = shape_.kv_offset(strip.pair) + piece.begin * stride, padded = padded_depth<T>(shape_);
+  void attend(BackwardStrip<T>& strip, const KeyTile<T>& rows, const GradientTile<T>& gradients, const KeyRange& piece,
+              bool partial, T* scores) const {
     constexpr std::int64_t kWidth = N * kLanes<T>;
+    const std::int64_t count = piece.end - piece.begin, depth = shape_.depth, padded = padded_depth<T>(shape_);
+    const T *k = rows.k + (piece.begin - rows.begin) * rows.stride,
+            *v = rows.v + (piece.begin - rows.begin) * rows.stride;
     const T scale = static_cast<T>(scale_);
     T *p = scores, *d_s = scores + kStripWidth<T> * kTileKeys;
-    multiply_strip<T, N>(k_ + offset, stride, strip.q_columns, depth, count, p);
-    multiply_strip<T, N>(v_ + offset, stride, strip.d_o_columns, depth, count, d_s);
+    multiply_strip<T, N>(k, rows.stride, strip.q_columns, depth, count, p);
+    multiply_strip<T, N>(v, rows.stride, strip.d_o_columns, depth, count, d_s);
     if (partial) differentiate<T, N, true>(strip, piece, scale, p, d_s);
     else differentiate<T, N, false>(strip, piece, scale, p, d_s);
-    scatter_strip(p, kWidth, strip.d_o_rows, padded, strip.count, T(1), d_v_ + offset, stride, count, depth);
-    scatter_strip(d_s, kWidth, strip.q_rows, padded, strip.count, scale, d_k_ + offset, stride, count, depth);
-    gather_strip<T, N>(k_ + offset, stride, d_s, count, depth, nullptr, strip.d_q);
+    scatter_strip(p, kWidth, strip.d_o_rows, padded, strip.count, T(1), gradients.d_v(piece.begin), gradients.stride(),
+                  count, depth);
+    scatter_strip(d_s, kWidth, strip.q_rows, padded, strip.count, scale, gradients.d_k(piece.begin), gradients.stride(),
+                  count, depth);
+    gather_strip<T, N>(k, rows.stride, d_s, count, depth, nullptr, strip.d_q);
   }
 
   void finish(const BackwardStrip<T>& strip) const {

@@ -28,10 +28,10 @@ struct ForwardStrip : Strip<T> {
   double log_sum_exp(std::int64_t x) const { return shift[x] + std::log(static_cast<double>(sum[x])); }
 };
 
-// Elements of T a thread needs: q and o of every strip, and one tile of scores.
+// Elements of T a thread needs: q and o of every strip, a tile of scores, and a tile of keys and values.
 template <class T>
 std::int64_t workspace_size(const BandShape& shape) {
-  return kStripWidth<T> * (2 * shape.depth * kMaxBlockStrips + kTileKeys);
+  return kStripWidth<T> * (2 * shape.depth * kMaxBlockStrips + kTileKeys) + KeyTile<T>::size(shape);
 }
 
 // Scores that a row must not see become −∞.
@@ -131,10 +131,12 @@ class Forward {
     }
     const bool main_thread = omp_get_thread_num() == 0;
     for (std::int64_t tile = keys.begin / kTileKeys; tile * kTileKeys < keys.end; ++tile) {
+      const KeyRange range = tile_keys(tile, keys);
+      const KeyTile<T> rows(shape_, k_, v_, grid.pair(unit), range, scores + kStripWidth<T> * kTileKeys);
       for (std::int64_t s = 0; s < count; ++s) {
-        strips[s].for_pieces(tile_keys(tile), [&](const KeyRange& piece, bool partial) {
+        strips[s].for_pieces(range, [&](const KeyRange& piece, bool partial) {
           with_vectors(strips[s].vectors(),
-                       [&](auto n) { attend<decltype(n)::value>(strips[s], piece, partial, scores); });
+                       [&](auto n) { attend<decltype(n)::value>(strips[s], rows, piece, partial, scores); });
         });
       }
       if (main_thread) ctx_.poll();
@@ -143,14 +145,13 @@ class Forward {
   }
 
   template <int N>
-  void attend(ForwardStrip<T>& strip, const KeyRange& piece, bool partial, T* scores) const {
+  void attend(ForwardStrip<T>& strip, const KeyTile<T>& rows, const KeyRange& piece, bool partial, T* scores) const {
     alignas(64) T factor[kStripWidth<T>];
-    const std::int64_t stride = shape_.kv_stride(), count = piece.end - piece.begin;
-    const std::int64_t offset = shape_.kv_offset(strip.pair) + piece.begin * stride;
-    multiply_strip<T, N>(k_ + offset, stride, strip.q, shape_.depth, count, scores);
+    const std::int64_t offset = (piece.begin - rows.begin) * rows.stride, count = piece.end - piece.begin;
+    multiply_strip<T, N>(rows.k + offset, rows.stride, strip.q, shape_.depth, count, scores);
     if (partial) mask_scores<T, N>(strip, piece, scores);
     soften<T, N>(strip, count, static_cast<T>(scale_), scores, factor);
-    gather_strip<T, N>(v_ + offset, stride, scores, count, shape_.depth, factor, strip.o);
+    gather_strip<T, N>(rows.v + offset, rows.stride, scores, count, shape_.depth, factor, strip.o);
   }
 
   // Normalises the strip's rows and merges them with the carried state.

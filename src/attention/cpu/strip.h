@@ -2,7 +2,7 @@
 //
 // The G query heads that share a KV head are extra query rows: row r of a (sequence, KV head) pair is token r / G, head
 // r % G of the group. A strip is kStripWidth consecutive rows, kept transposed so that rows lie along vector lanes: row
-// statistics and masks then need no operation across lanes, and K and V are read in place, a scalar at a time. Keys are
+// statistics and masks then need no operation across lanes, and K and V are read a scalar at a time. Keys are
 // taken in tiles of kTileKeys whose edges are multiples of it, so that what a strip computes does not depend on the
 // strips beside it or on the number of threads.
 #pragma once
@@ -132,7 +132,49 @@ struct Strip {
   }
 };
 
-inline KeyRange tile_keys(std::int64_t tile) { return {tile * kTileKeys, (tile + 1) * kTileKeys}; }
+// The keys of a tile, cut to `within`.
+inline KeyRange tile_keys(std::int64_t tile, const KeyRange& within) {
+  return {std::max(tile * kTileKeys, within.begin), std::min((tile + 1) * kTileKeys, within.end)};
+}
+
+// A tile's key and value rows, `stride` apart. Rows close together are read where they are. Others are copied for the
+// strips of a unit: a power of two of bytes apart they would share a few sets of the L1 cache, and with many KV heads
+// they lie on as many pages as there are rows.
+template <class T>
+struct KeyTile {
+  static constexpr std::int64_t kInPlaceBytes = 256;
+
+  const T *k, *v;
+  std::int64_t begin, stride;
+
+  static bool in_place(const BandShape& shape) {
+    return shape.kv_stride() * static_cast<std::int64_t>(sizeof(T)) <= kInPlaceBytes;
+  }
+  static std::int64_t stride_of(const BandShape& shape) {  // of copies: an odd number of cache lines
+    constexpr std::int64_t kLine = 64 / sizeof(T);
+    return ((shape.depth + kLine - 1) / kLine | 1) * kLine;
+  }
+  static std::int64_t size(const BandShape& shape) {  // elements of memory
+    return in_place(shape) ? 0 : 2 * kTileKeys * stride_of(shape);
+  }
+
+  KeyTile(const BandShape& shape, const T* k_rows, const T* v_rows, std::int64_t pair, const KeyRange& keys, T* memory)
+      : begin(keys.begin) {
+    const std::int64_t offset = shape.kv_offset(pair) + keys.begin * shape.kv_stride();
+    k = k_rows + offset;
+    v = v_rows + offset;
+    stride = shape.kv_stride();
+    if (in_place(shape)) return;
+    const std::int64_t to = stride_of(shape);
+    for (std::int64_t j = 0; j < keys.end - keys.begin; ++j) {
+      std::copy_n(k + j * stride, shape.depth, memory + j * to);
+      std::copy_n(v + j * stride, shape.depth, memory + (kTileKeys + j) * to);
+    }
+    k = memory;
+    v = memory + kTileKeys * to;
+    stride = to;
+  }
+};
 
 // A unit of work: strips [begin, end) of one pair. Units are handed out from the last rows of the sequence to the first
 // (with a causal band the longest first), pairs fastest.
