@@ -22,6 +22,7 @@ class Api {
  public:
   Api() : lock_(mutex()) {
     static const bool once = [] {
+      H5dont_atexit();  // every file is closed by its owner; one that could not be must not be met again at exit
       H5open();
       H5PLset_loading_state(0);  // a file cannot make this process load a filter library
       return true;
@@ -254,20 +255,18 @@ File::~File() {
   if (writing_) abandon();
 }
 
+// H5Fclose that fails leaves a half-freed file, and HDF5 1.10 crashes when it meets it again. So everything is flushed
+// first, while a failure still leaves a whole file to abandon.
 void File::close() {
   const Api api;
-  if (H5Fclose(id_.get()) < 0) {
-    const std::string reason = innermost_reason();
-    abandon();
-    throw CheckpointError(fmt::format("{}: H5Fclose: {}", path_, reason));
-  }
-  id_.release();
+  check(H5Fflush(id_.get(), H5F_SCOPE_GLOBAL), path_, "H5Fflush");
   writing_ = false;
+  check(H5Fclose(id_.release()), path_, "H5Fclose");
 }
 
-// A file that could not be written (a full disk) cannot be closed either: HDF5 would keep it, its descriptor and so its
-// disk space for the rest of the process. Its descriptor is pointed at memory instead; what is left to flush goes
-// there.
+// A file that could not be written (a full disk) could not be closed either, and HDF5 would keep it, its descriptor and
+// so its disk space for the rest of the process. Its descriptor is pointed at memory instead: what is left to flush
+// goes there.
 void File::abandon() noexcept {
   if (id_.get() < 0) return;
   const Api api;
