@@ -32,11 +32,6 @@ TensorView scratch_like(Context& ctx, const char* name, const TensorView& model,
   return needed ? ctx.scratch->allocate(name, model.dtype, model.shape) : TensorView{};
 }
 
-int hop_of(const SequenceBatch& sequence, int source) {
-  const int ranks = sequence.layout->ranks();
-  return (sequence.mesh->coordinate("sequence") - source + ranks) % ranks;
-}
-
 }  // namespace
 
 std::vector<int> needed_hops(const parallel::SequenceLayout& layout, std::span<const std::int32_t> first,
@@ -82,7 +77,6 @@ void dense_forward(Context& ctx, const SequenceBatch& sequence, const DenseForwa
       ctx,
       {.ring = sequence.mesh->kv_ring(), .hops = sequence.hops, .own = args.kv, .visiting = {visiting0, visiting1}},
       [&](int source, const TensorView& kv, bool is_last) {
-        ctx.at_hop(hop_of(sequence, source));
         map_bounds(ctx, sequence, source, bounds.first, bounds.last);
         band_forward(ctx, {.q = args.q,
                            .k = kv[0],
@@ -125,7 +119,6 @@ void dense_backward(Context& ctx, const SequenceBatch& sequence, const DenseBack
        .accumulate = [](Context& c, const TensorView& from,
                         const TensorView& into) { ops::add(c, {.a = from, .b = into, .y = into}); }},
       [&](int source, const TensorView& kv, const TensorView& d_kv) {
-        ctx.at_hop(hop_of(sequence, source));
         map_bounds(ctx, sequence, source, bounds.first, bounds.last);
         band_backward(ctx, {.q = args.q,
                             .k = kv[0],

@@ -11,11 +11,11 @@ namespace cuda {
 struct Device;  // stream, cuBLASLt handle: core/cuda/device.h
 }
 
-enum class Phase : std::uint8_t { setup, data, forward, loss, backward, optimizer, evaluate, checkpoint };
+enum class Phase : std::uint8_t { setup, data, forward, loss, backward, optimizer, evaluate, checkpoint, finished };
 
 constexpr std::string_view name_of(Phase phase) {
-  constexpr std::string_view kNames[] = {"setup",    "data",      "forward",  "loss",
-                                         "backward", "optimizer", "evaluate", "checkpoint"};
+  constexpr std::string_view kNames[] = {"setup",     "reading data", "forward",             "loss",    "backward",
+                                         "optimizer", "evaluating",   "saving a checkpoint", "finished"};
   return kNames[static_cast<int>(phase)];
 }
 

@@ -1,5 +1,7 @@
 #include "train/trainer.h"
 
+#include <unistd.h>
+
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -26,6 +28,28 @@ RunConfig validated(RunConfig config, parallel::MpiRuntime& runtime) {
   return config;
 }
 
+// Steps begun, for the heartbeat: Context knows the place within a step only.
+std::int64_t published_step = 0;
+
+void publish(const Place& place) {
+  parallel::Heartbeat::publish(published_step, place.phase, place.layer, place.hop);
+}
+
+void move_messages() {
+  parallel::Heartbeat::touch();
+  parallel::mpi_progress();
+}
+
+// A name that the ranks of this host agree on, in memory where there is /dev/shm.
+std::string heartbeat_path(parallel::Communicator& host) {
+  std::int64_t pid = getpid();
+  Context ctx;
+  host.wait(ctx, host.broadcast(ctx, host_view(&pid, {1}), 0));
+  const std::filesystem::path shared = "/dev/shm";
+  const auto folder = std::filesystem::is_directory(shared) ? shared : std::filesystem::temp_directory_path();
+  return folder / fmt::format("annulus-heartbeat-{}", pid);
+}
+
 }  // namespace
 
 Trainer::Trainer(const RunConfig& config, parallel::MpiRuntime& runtime)
@@ -38,6 +62,8 @@ Trainer::Trainer(const RunConfig& config, parallel::MpiRuntime& runtime)
     validation_ = std::make_unique<data::ScoringData>(config_.data.validation, config_.data.tokenizer,
                                                       config_.model.vocab_size, config_.train.sequence_length);
   }
+  engine().context().on_place = publish;
+  if (session_.device().kind == DeviceKind::cpu) engine().context().progress = move_messages;
   session_.take_memory();
   std::vector<std::string> notes;
   resume(notes);
@@ -130,6 +156,7 @@ void Trainer::note(const std::string& text) {
 
 StepResult Trainer::step(std::int64_t done) {
   auto& e = engine();
+  published_step = done + 1;
   e.context().at(Phase::data);
   batches_->next();
   targets_ = batches_->num_targets();
@@ -245,6 +272,9 @@ int run_training(const RunConfig& config, parallel::MpiRuntime& runtime) {
   std::string warning;
   set_threads(runtime, warning);
   if (!warning.empty() && runtime.world().rank() == 0) fmt::print(stderr, "annulus: warning: {}\n", warning);
+  auto& world = runtime.world();
+  parallel::Heartbeat heartbeat(runtime.host(), world.rank(), world.size(), heartbeat_path(runtime.host()));
+  const parallel::Watchdog watchdog(heartbeat, config.train.watchdog_seconds);
   Trainer trainer(config, runtime);
   return trainer.run();
 }
