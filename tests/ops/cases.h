@@ -47,6 +47,9 @@ struct Case {
   bool fixed_types = false;  // no slot depends on the working type: one run
   bool any_threads = true;   // bit-equal for any number of threads
   bool mixed_types = false;  // repeats another row where stat is the working type: run in bf16 alone
+  // Tensor cores align and add products of bf16 in fp32 by truncation (Fasi et al., PeerJ CS 2021): an error of up to
+  // one unit of the last place per addition where rounding to nearest, as in the naive implementation, has half of one.
+  bool truncates_in_bf16 = false;
 };
 
 template <class Reference>

@@ -119,7 +119,7 @@ inline void add_matmul_case(std::vector<Case>& table, std::int64_t m, std::int64
         ops::matmul(ctx, {v[0], v[1], v[2], ta, tb, mode});
       },
       [=](auto& t) { reference::matmul(t[0], t[1], t[2], size(m), size(n), size(k), ta, tb, add); });
-  c.mixed_types = c_role == Role::stat;
+  c.mixed_types = c.truncates_in_bf16 = c_role == Role::stat;
   c.any_threads = false;  // OpenBLAS divides the work by the number of threads
   table.push_back(c);
 }

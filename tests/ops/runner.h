@@ -224,6 +224,7 @@ inline void expect_close(const Case& c, const Run& run, const Tensors<long doubl
       compare(bound, naive[s][i], beyond ? stored : truth[s][i], i);
     }
     EXPECT_EQ(ours.mismatch, "") << slot.name;
+    if (c.truncates_in_bf16 && work == DType::bf16) bound.error *= 2;
     const long double limit =
         c.tolerance == Tolerance::exact ? 0 : std::max(2 * bound.error, epsilon(dtype) * bound.largest);
     EXPECT_LE(ours.error, limit) << slot.name << ": the naive implementation's error is "
