@@ -138,14 +138,29 @@ struct AdamW {
   double lr = 0, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0, bias_correction1 = 1, bias_correction2 = 1;
 };
 
-#define ANNULUS_OPS(X)                                                                                                \
-  X(fill, Fill)                                                                                                       \
-  X(cast, Cast) X(add, Add) X(scale, Scale) X(matmul, Matmul) X(add_bias, AddBias)                                    \
-      X(add_bias_backward, AddBiasBackward) X(rms_norm_forward, RmsNormForward) X(rms_norm_backward, RmsNormBackward) \
-          X(rope_table, RopeTable) X(rope, Rope) X(swiglu_forward, SwigluForward) X(swiglu_backward, SwigluBackward)  \
-              X(embedding_forward, EmbeddingForward) X(embedding_backward, EmbeddingBackward)                         \
-                  X(cross_entropy, CrossEntropy) X(sum, Sum) X(sum_squares, SumSquares) X(clip_factor, ClipFactor)    \
-                      X(adamw, AdamW)
+// clang-format off
+#define ANNULUS_OPS(X)                     \
+  X(fill, Fill)                            \
+  X(cast, Cast)                            \
+  X(add, Add)                              \
+  X(scale, Scale)                          \
+  X(matmul, Matmul)                        \
+  X(add_bias, AddBias)                     \
+  X(add_bias_backward, AddBiasBackward)    \
+  X(rms_norm_forward, RmsNormForward)      \
+  X(rms_norm_backward, RmsNormBackward)    \
+  X(rope_table, RopeTable)                 \
+  X(rope, Rope)                            \
+  X(swiglu_forward, SwigluForward)         \
+  X(swiglu_backward, SwigluBackward)       \
+  X(embedding_forward, EmbeddingForward)   \
+  X(embedding_backward, EmbeddingBackward) \
+  X(cross_entropy, CrossEntropy)           \
+  X(sum, Sum)                              \
+  X(sum_squares, SumSquares)               \
+  X(clip_factor, ClipFactor)               \
+  X(adamw, AdamW)
+// clang-format on
 
 // void fill(Context&, const Fill&), and so on; the twins in cpu:: and cuda:: likewise.
 #define ANNULUS_DECLARE_OP(name, Args) void name(Context& ctx, const Args& args);

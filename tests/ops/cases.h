@@ -3,8 +3,9 @@
 // fails if an operation of ops.h has no row.
 #pragma once
 
+#include <fmt/ranges.h>
+
 #include <functional>
-#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -58,11 +59,7 @@ Case make_case(std::string op, std::string label, std::vector<Slot> slots,
   return {std::move(op), std::move(label), std::move(slots), std::move(run), reference, reference, reference};
 }
 
-inline std::string dims(std::initializer_list<std::int64_t> list) {
-  std::string text;
-  for (const auto d : list) text += (text.empty() ? "" : "x") + std::to_string(d);
-  return text;
-}
+inline std::string dims(const std::vector<std::int64_t>& list) { return fmt::format("{}", fmt::join(list, "x")); }
 
 inline Slot in(const char* name, Role role, Shape shape, double sigma = 1, double mean = 0) {
   return {name, role, shape, Use::in, [=](std::int64_t, double z) { return mean + sigma * z; }};

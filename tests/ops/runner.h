@@ -234,7 +234,9 @@ inline void expect_close(const Case& c, const Run& run, const Tensors<long doubl
 }
 
 inline std::string case_name(const Case& c, DType work) {
-  return c.op + "_" + c.label + (c.fixed_types ? "" : "_" + std::string(name_of(work)));
+  std::string name = c.op + "_" + c.label;
+  if (!c.fixed_types) name.append("_").append(name_of(work));
+  return name;
 }
 
 // One GoogleTest per row and type, so that a failure has a name and --gtest_filter finds it.
