@@ -24,11 +24,11 @@ std::vector<MpiCommunicator*>& live_communicators() {
 class Backoff {
  public:
   void pause() {
-    constexpr int kYields = 200;  // some 100 µs
+    constexpr int kYields = 200, kShortNaps = 100;  // some 100 µs, then 10 ms
     if (++polls_ <= kYields) {
       sched_yield();
     } else {
-      const timespec nap{0, 20'000};
+      const timespec nap{0, polls_ <= kYields + kShortNaps ? 20'000 : 200'000};
       nanosleep(&nap, nullptr);
     }
   }
