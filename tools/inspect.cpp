@@ -1,4 +1,5 @@
 #include <fmt/core.h>
+#include <fmt/ranges.h>
 
 #include <nlohmann/json.hpp>
 #include <vector>
@@ -24,19 +25,21 @@ void print_json(const checkpoint::Checkpoint& opened, bool verified) {
     for (int i = 0; i < t.shape.rank(); ++i) shape.push_back(t.shape[i]);
     tensors.push_back({{"group", t.group}, {"name", t.tensor}, {"shape", shape}, {"dtype", name_of(t.dtype)}});
   }
-  const nlohmann::ordered_json out = {{"path", opened.path()},
-                                      {"step", meta.step},
-                                      {"tokens", meta.tokens_seen},
-                                      {"tokens_planned", meta.tokens_planned},
-                                      {"parameters", num_parameters(opened)},
-                                      {"bytes", opened.bytes()},
-                                      {"precision", meta.precision},
-                                      {"ranks", meta.ranks},
-                                      {"seed", meta.seed},
-                                      {"provenance", meta.provenance},
-                                      {"verified", verified},
-                                      {"config", meta.config},
-                                      {"tensors", tensors}};
+  const nlohmann::ordered_json out = {
+      {"path", opened.path()},
+      {"step", meta.step},
+      {"tokens", meta.tokens_seen},
+      {"tokens_planned", meta.tokens_planned},
+      {"parameters", num_parameters(opened)},
+      {"bytes", opened.bytes()},
+      {"precision", meta.precision},
+      {"ranks", meta.ranks},
+      {"seed", meta.seed},
+      {"data", {{"fingerprint", meta.data_fingerprint}, {"position", meta.data_position}}},
+      {"provenance", meta.provenance},
+      {"verified", verified},
+      {"config", meta.config},
+      {"tensors", tensors}};
   fmt::print("{}\n", out.dump());
 }
 
@@ -48,6 +51,7 @@ void print_text(const checkpoint::Checkpoint& opened, bool verified) {
   fmt::print("parameters  {}\n", num_parameters(opened));
   fmt::print("values      {:.1f} MiB, optimiser state among them\n", static_cast<double>(opened.bytes()) / (1 << 20));
   fmt::print("precision   {}, written by {} ranks, seed {}\n", meta.precision, meta.ranks, meta.seed);
+  if (!meta.data_position.empty()) fmt::print("samples     {} of each source\n", fmt::join(meta.data_position, ", "));
   if (!meta.provenance.empty()) fmt::print("provenance  {}\n", meta.provenance);
   fmt::print("checksums   {}\n", verified ? "all compared, all right" : "not compared (--verify compares them)");
   std::string group;

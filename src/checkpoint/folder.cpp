@@ -80,6 +80,9 @@ std::vector<RunEntry> list_run(const std::string& run_dir) {
   DIR* dir = ::opendir(run_dir.c_str());
   if (!dir) {
     if (errno == ENOENT) return out;
+    if (errno == ENOTDIR) {
+      throw CheckpointError(fmt::format("{}: a part of this path is a file; wanted a folder for the run", run_dir));
+    }
     fail(run_dir, "opendir");
   }
   while (const dirent* entry = ::readdir(dir)) {

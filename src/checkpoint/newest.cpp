@@ -94,6 +94,13 @@ bool is_run_folder(const std::string& path) {
   }
 }
 
+bool has_committed(const std::string& run_dir) {
+  for (const std::string& candidate : candidates(strip_slashes(run_dir))) {
+    if (candidate[0] == 'c') return true;
+  }
+  return false;
+}
+
 std::string resolve_model_path(const std::string& path, std::vector<std::string>* skipped) {
   if (is_checkpoint(path)) return strip_slashes(path);
   if (!is_run_folder(path)) {

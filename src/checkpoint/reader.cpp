@@ -10,6 +10,7 @@
 #include "checkpoint/hdf5.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/reader.h"
+#include "parallel/heartbeat.h"
 
 namespace annulus::checkpoint {
 namespace {
@@ -169,6 +170,7 @@ void Checkpoint::verify(int part, int parts) const {
   std::int64_t before = 0;
   std::vector<char> block;
   for (const Piece& p : c.manifest.pieces) {
+    parallel::Heartbeat::touch();
     const double middle = static_cast<double>(before) + static_cast<double>(p.bytes()) / 2;
     before += p.bytes();
     if (std::min(parts - 1, static_cast<int>(middle / share)) == part) c.check_hash(p, block);
@@ -191,6 +193,7 @@ void Checkpoint::read(std::string_view group, std::string_view tensor, std::int6
     const Piece& p = c.manifest.pieces[i];
     const std::int64_t from = std::max(begin, p.begin()), until = std::min(end, p.end());
     if (from >= until) continue;
+    parallel::Heartbeat::touch();
     const auto dataset = c.file(p.file).open_piece(p);
     if (p.dtype == out.dtype) {
       read_flat(dataset, p, from - p.begin(), until - from, to);

@@ -6,6 +6,7 @@
 #include "checkpoint/folder.h"
 #include "checkpoint/hash.h"
 #include "checkpoint/hdf5.h"
+#include "parallel/heartbeat.h"
 
 namespace annulus::checkpoint {
 namespace {
@@ -53,6 +54,7 @@ ShardReport write_shard(const ShardJob& job) {
 
   const auto between = [&] {
     at("mid_datasets");
+    parallel::Heartbeat::touch();  // the last save of a run is waited for, on whatever disk
     if (job.cancelled && job.cancelled()) throw CheckpointError(fmt::format("{}: given up", path));
   };
   hdf5::File file = hdf5::File::create(path);

@@ -177,8 +177,9 @@ std::optional<Checkpoint> find_newest_collective(parallel::Communicator& world, 
 // The checkpoint folder that `path` means: itself, or the newest of a run folder that verifies. CheckpointError if
 // neither.
 std::string resolve_model_path(const std::string& path, std::vector<std::string>* skipped = nullptr);
-bool is_checkpoint(const std::string& path);  // a folder with a manifest.json
-bool is_run_folder(const std::string& path);  // a folder with a step-… folder
+bool is_checkpoint(const std::string& path);     // a folder with a manifest.json
+bool is_run_folder(const std::string& path);     // a folder with a step-… folder
+bool has_committed(const std::string& run_dir);  // a folder with a step-… folder whose save was complete, whole or not
 
 // Renames checkpoints newer than `step` to aside-step-…, so that a run which goes on from an older one is not overtaken
 // by what it left; says what it moved. By rank 0 after choosing, before the Writer is made. Not collective.

@@ -125,6 +125,7 @@ int run_evaluation(const EvaluateOptions& options, parallel::MpiRuntime& runtime
                            : config.train.precision == "fp64" ? "fp64"
                                                               : "fp32";
   config.checkpoint.resume = "none";
+  config.parallel.device = "auto";  // not where it was trained
   // Ranks go where the run had them if they still fit; otherwise windows are shared out whole.
   if (config.parallel.sequence < 1 || world.size() % config.parallel.sequence != 0) config.parallel.sequence = 1;
   config.parallel.data = world.size() / config.parallel.sequence;
@@ -136,6 +137,7 @@ int run_evaluation(const EvaluateOptions& options, parallel::MpiRuntime& runtime
   const data::ScoringData documents(options.data, config.data.tokenizer, config.model.vocab_size,
                                     config.train.sequence_length, stride);
   Session session(config, runtime, /*training=*/false);
+  check_tensors(checkpoint, session.engine());
   session.take_memory();
   std::vector<std::string> notes;
   restore(checkpoint, session.engine(), notes);

@@ -1,8 +1,10 @@
 #include "train/metrics.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -28,6 +30,10 @@ std::int64_t step_of(const std::string& line) {
   return at && !line.empty() && line.back() == '}' ? std::atoll(at + 7) : -1;
 }
 
+[[noreturn]] void fail(const std::string& path) {
+  throw CheckpointError(fmt::format("{}: cannot be written: {}", path, std::strerror(errno)));
+}
+
 // Keeps records up to `step`; the old file stays until the new one is whole.
 void cut_back(const std::string& path, std::int64_t step) {
   std::ifstream in(path);
@@ -40,9 +46,9 @@ void cut_back(const std::string& path, std::int64_t step) {
       if (at >= 0 && at <= step) out << line << '\n';
     }
     out.flush();
-    if (!out) throw Error(fmt::format("{}: cannot be written: {}", tmp, std::strerror(errno)));
+    if (!out) fail(tmp);
   }
-  std::filesystem::rename(tmp, path);
+  if (std::rename(tmp.c_str(), path.c_str()) != 0) fail(path);
 }
 
 // mpirun gives its ranks a terminal of its own making: what counts is where mpirun itself, the parent, writes to.
@@ -55,6 +61,7 @@ bool writes_to_terminal() {
 }
 
 std::string number(double x) { return std::isfinite(x) ? fmt::format("{:.9g}", x) : "null"; }
+std::string exact(double x) { return std::isfinite(x) ? fmt::format("{}", x) : "null"; }
 
 }  // namespace
 
@@ -72,26 +79,38 @@ std::string format_step(const StepRecord& r, double seconds_per_step) {
       format_duration(seconds_per_step * static_cast<double>(r.steps - r.step)));
 }
 
-Metrics::Metrics(const std::string& path, std::int64_t resumed_step, bool bar) : bar_(bar && writes_to_terminal()) {
+Metrics::Metrics(const std::string& path, std::int64_t resumed_step, bool bar)
+    : path_(path), bar_(bar && writes_to_terminal()) {
   cut_back(path, resumed_step);
-  file_ = std::fopen(path.c_str(), "a");
-  if (!file_) throw Error(fmt::format("{}: cannot be opened for appending: {}", path, std::strerror(errno)));
+  file_ = ::open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
+  if (file_ < 0) fail(path);
+  size_ = static_cast<std::int64_t>(std::filesystem::file_size(path));
 }
 
 Metrics::~Metrics() {
   if (bar_drawn_) std::fputc('\n', stdout);
-  std::fclose(file_);
+  ::close(file_);
 }
 
 void Metrics::event(const std::string& json) {
-  std::fputs((json + "\n").c_str(), file_);
-  std::fflush(file_);
+  const std::string line = json + "\n";
+  const auto written = ::write(file_, line.data(), line.size());
+  if (written == static_cast<ssize_t>(line.size())) {
+    size_ += written;
+    return;
+  }
+  const std::string why = written < 0 ? std::strerror(errno) : "no space left";
+  // Half a record would spoil the file.
+  if (::ftruncate(file_, size_) != 0 || warned_) return;
+  warned_ = true;
+  clear_bar();
+  fmt::print(stderr, "annulus: warning: {}: cannot be written: {}; records are left out\n", path_, why);
 }
 
 void Metrics::step(const StepRecord& r) {
   event(fmt::format(R"({{"kind":"step","step":{},"loss":{},"grad_norm":{},"lr":{},"seconds":{},"tokens_per_second":{},)"
                     R"("mfu":{},"tokens_seen":{}}})",
-                    r.step, number(r.loss), number(r.grad_norm), number(r.lr), number(r.seconds),
+                    r.step, exact(r.loss), exact(r.grad_norm), number(r.lr), number(r.seconds),
                     number(r.tokens_per_second), number(r.mfu), r.tokens_seen));
   smoothed_seconds_ = smoothed_seconds_ == 0 ? r.seconds : 0.9 * smoothed_seconds_ + 0.1 * r.seconds;
   const std::string line = format_step(r, smoothed_seconds_);
@@ -112,7 +131,7 @@ void Metrics::clear_bar() {
 }
 
 void Metrics::eval(const EvalRecord& r) {
-  event(fmt::format(R"({{"kind":"eval","step":{},"loss":{},"bits_per_byte":{},"tokens":{}}})", r.step, number(r.loss),
+  event(fmt::format(R"({{"kind":"eval","step":{},"loss":{},"bits_per_byte":{},"tokens":{}}})", r.step, exact(r.loss),
                     r.bits_per_byte < 0 ? "null" : number(r.bits_per_byte), r.tokens));
   note(r.bits_per_byte < 0 ? fmt::format("eval {} | loss {:.4f} | {} tokens", r.step, r.loss,
                                          with_thousands(static_cast<double>(r.tokens)))

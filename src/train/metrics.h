@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdio>
 #include <string>
 
 namespace annulus::train {
@@ -26,8 +25,8 @@ struct EvalRecord {
 
 class Metrics {
  public:
-  // Appends to `path` after cutting records of steps after `resumed_step` (and a torn last line). bar: a live bar where
-  // stdout is a terminal.
+  // Appends to `path` after cutting records of steps after `resumed_step` (and a torn last line); CheckpointError where
+  // that cannot be done. Losses and norms are written with all their bits. bar: a live bar where stdout is a terminal.
   Metrics(const std::string& path, std::int64_t resumed_step, bool bar);
   ~Metrics();
   Metrics(const Metrics&) = delete;
@@ -35,11 +34,14 @@ class Metrics {
   void step(const StepRecord& record);
   void eval(const EvalRecord& record);
   void note(const std::string& text);   // a line of its own on stdout, never inside the bar
-  void event(const std::string& json);  // a record as it stands
+  void event(const std::string& json);  // a record as it stands; where the disk is full it is left out, which is said
 
  private:
   void clear_bar();
-  std::FILE* file_ = nullptr;
+  std::string path_;
+  int file_ = -1;
+  std::int64_t size_ = 0;
+  bool warned_ = false;
   bool bar_ = false, bar_drawn_ = false;
   double smoothed_seconds_ = 0;
 };

@@ -40,6 +40,7 @@ checkpoint::Checkpoint open_model(parallel::Communicator& world, const std::stri
     if (newest) return *newest;
     throw CheckpointError(fmt::format("{}: no checkpoint of this run folder is whole", path));
   }
+  if (!checkpoint::is_checkpoint(path)) (void)checkpoint::resolve_model_path(path);  // says what is wrong with it
   return checkpoint::open_collective(world, path);
 }
 

@@ -2,9 +2,12 @@
 
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <numeric>
 
 #include "parallel/agreement.h"
 #include "parallel/heartbeat.h"
@@ -31,13 +34,25 @@ RunConfig validated(RunConfig config, parallel::MpiRuntime& runtime) {
 // Steps begun, for the heartbeat: Context knows the place within a step only.
 std::int64_t published_step = 0;
 
-void publish(const Place& place) {
-  parallel::Heartbeat::publish(published_step, place.phase, place.layer, place.hop);
-}
+void publish(const Place& place) { parallel::Heartbeat::publish(published_step, place.phase, place.layer, place.hop); }
 
 void move_messages() {
   parallel::Heartbeat::touch();
   parallel::mpi_progress();
+}
+
+CheckpointError no_whole_checkpoint(const std::string& dir, const std::vector<std::string>& reasons) {
+  std::string text;
+  for (const auto& reason : reasons) text += "\n  " + reason;
+  return CheckpointError(
+      fmt::format("{}: no checkpoint of this run folder is whole; move it away to start anew:{}", dir, text));
+}
+
+void write_resolved(const RunConfig& config) {
+  const std::string path = config.checkpoint.dir + "/config.toml";
+  std::ofstream out(path);
+  out << to_toml(config) << std::flush;
+  if (!out) throw CheckpointError(fmt::format("{}: cannot be written: {}", path, std::strerror(errno)));
 }
 
 // A name that the ranks of this host agree on, in memory where there is /dev/shm.
@@ -64,9 +79,11 @@ Trainer::Trainer(const RunConfig& config, parallel::MpiRuntime& runtime)
   }
   engine().context().on_place = publish;
   if (session_.device().kind == DeviceKind::cpu) engine().context().progress = move_messages;
-  session_.take_memory();
+  if (root()) lock_ = std::make_unique<checkpoint::RunLock>(config_.checkpoint.dir);
   std::vector<std::string> notes;
-  resume(notes);
+  const auto from = find_start(notes);
+  session_.take_memory();
+  begin(from, notes);
   writer_ = std::make_unique<checkpoint::Writer>(
       runtime_.world(), checkpoint::Writer::Options{config_.checkpoint.dir, static_cast<int>(config_.checkpoint.keep),
                                                     host_copy(session_.device(), engine())});
@@ -76,7 +93,7 @@ Trainer::Trainer(const RunConfig& config, parallel::MpiRuntime& runtime)
                     ? config_.log.peak_tflops * 1e12
                     : measured_peak_flops(engine().context(), engine().options().dtype, session_.device().allocator);
   if (root()) {
-    std::ofstream(config_.checkpoint.dir + "/config.toml") << to_toml(config_);
+    write_resolved(config_);
     metrics_ = std::make_unique<Metrics>(config_.checkpoint.dir + "/metrics.jsonl", done_, config_.log.bar);
     print_start(notes);
   }
@@ -84,34 +101,28 @@ Trainer::Trainer(const RunConfig& config, parallel::MpiRuntime& runtime)
 
 Trainer::~Trainer() = default;
 
-void Trainer::resume(std::vector<std::string>& notes) {
+std::optional<checkpoint::Checkpoint> Trainer::find_start(std::vector<std::string>& notes) {
   auto& world = runtime_.world();
   const std::string& wanted = config_.checkpoint.resume;
   const std::string& dir = config_.checkpoint.dir;
   std::optional<checkpoint::Checkpoint> from;
-  if (wanted == "auto") {
-    from = checkpoint::find_newest_collective(world, dir, notes);
-  } else if (wanted == "none") {
-    std::vector<std::string> ignored;
-    if (checkpoint::find_newest_collective(world, dir, ignored)) {
+  if (wanted == "none") {
+    if (checkpoint::has_committed(dir)) {
       throw ConfigError(
           fmt::format("checkpoint.resume = \"none\", but {} holds checkpoints of an earlier run; "
                       "choose another checkpoint.dir or move it away",
                       dir));
     }
+  } else if (wanted == "auto") {
+    from = checkpoint::find_newest_collective(world, dir, notes);
+    // Starting anew would cut back the run's metrics and overwrite what can perhaps be saved.
+    if (!from && checkpoint::has_committed(dir)) throw no_whole_checkpoint(dir, notes);
   } else {
     from = open_model(world, wanted);
   }
-  if (!from) {
-    engine().initialize(static_cast<std::uint64_t>(config_.train.seed));
-    batches_ =
-        std::make_unique<BatchLoader>(data_, session_.mesh(), config_.train.global_batch, config_.train.micro_batch,
-                                      config_.train.sequence_length, std::vector<std::int64_t>{});
-    return;
-  }
+  if (!from) return from;
+  check_tensors(*from, engine());
   const checkpoint::Meta& meta = from->meta();
-  restore(*from, engine(), notes);
-  done_ = last_saved_ = meta.step;
   if (meta.data_fingerprint != data_.fingerprint()) {
     throw ConfigError(
         fmt::format("{}: the run's data has changed since this checkpoint (files, weights, tokenizer or "
@@ -119,16 +130,38 @@ void Trainer::resume(std::vector<std::string>& notes) {
                     "checkpoint.dir",
                     from->path()));
   }
-  if (meta.precision != config_.train.precision) {
-    notes.push_back(fmt::format("precision changes from {} to {}", meta.precision, config_.train.precision));
+  if (const auto seed = static_cast<std::uint64_t>(config_.train.seed); meta.seed != seed) {
+    throw ConfigError(
+        fmt::format("{}: train.seed was {} and is {}, but it fixes the order of the samples, of which some would come "
+                    "twice; set it back, or start a new checkpoint.dir",
+                    from->path(), meta.seed, seed));
   }
-  batches_ =
-      std::make_unique<BatchLoader>(data_, session_.mesh(), config_.train.global_batch, config_.train.micro_batch,
-                                    config_.train.sequence_length, meta.data_position);
-  notes.push_back(fmt::format("going on from {} (step {})", from->path(), meta.step));
-  if (root()) {
-    for (auto& line : checkpoint::set_aside_newer(dir, meta.step)) notes.push_back(std::move(line));
+  return from;
+}
+
+void Trainer::begin(const std::optional<checkpoint::Checkpoint>& from, std::vector<std::string>& notes) {
+  const auto& t = config_.train;
+  std::vector<std::int64_t> position;
+  if (from) {
+    const checkpoint::Meta& meta = from->meta();
+    restore(*from, engine(), notes);
+    done_ = meta.step;
+    last_whole_ = from->path();
+    position = meta.data_position;
+    if (meta.precision != t.precision) {
+      notes.push_back(fmt::format("precision changes from {} to {}", meta.precision, t.precision));
+    }
+    notes.push_back(fmt::format("going on from {} (step {})", from->path(), meta.step));
+    if (root()) {
+      for (auto& line : checkpoint::set_aside_newer(config_.checkpoint.dir, meta.step)) {
+        notes.push_back(std::move(line));
+      }
+    }
+  } else {
+    engine().initialize(static_cast<std::uint64_t>(t.seed));
   }
+  batches_ = std::make_unique<BatchLoader>(data_, session_.mesh(), t.global_batch, t.micro_batch, t.sequence_length,
+                                           std::move(position));
 }
 
 void Trainer::print_start(const std::vector<std::string>& notes) {
@@ -174,25 +207,57 @@ bool Trainer::synchronize_ranks() {
   Context host;
   auto& world = runtime_.world();
   world.wait(host, world.all_reduce(host, host_view(shared, {2}), parallel::ReduceOp::max));
-  if (checkpoint::Writer::over(shared[1])) finish_save(shared[1]);
+  if (checkpoint::Writer::over(shared[1])) {
+    engine().context().at(Phase::checkpoint);
+    finish_save(writer_->finish(shared[1]));
+  }
   return shared[0] != 0;
 }
 
-void Trainer::finish_save(std::int64_t status) {
-  engine().context().at(Phase::checkpoint);
-  const checkpoint::Outcome outcome = writer_->finish(status);
-  save_failed_ = !outcome.ok;
-  if (!outcome.ok) last_saved_ = -1;
-  note(outcome.ok ? fmt::format("saved {} ({:.1f} MiB in {:.1f} s)", outcome.path,
-                                static_cast<double>(outcome.bytes) / (1 << 20), outcome.seconds)
-                  : fmt::format("warning: {}", outcome.message));
+void Trainer::finish_save(const checkpoint::Outcome& outcome) {
+  last_save_failed_ = !outcome.ok;
+  if (outcome.ok) {
+    last_whole_ = outcome.path;
+    note(fmt::format("saved {} ({:.1f} MiB in {:.1f} s)", outcome.path, static_cast<double>(outcome.bytes) / (1 << 20),
+                     outcome.seconds));
+  } else {
+    failed_saves_.push_back(outcome.step);
+    note(fmt::format("warning: {}", outcome.message));
+  }
+}
+
+void Trainer::check_saves() const {
+  if (last_save_failed_) {
+    throw CheckpointError(fmt::format("the last checkpoint could not be saved (see the warning above); {}",
+                                      last_whole_.empty() ? "there is no older one" : last_whole_ + " is whole"));
+  }
+  if (failed_saves_.empty()) return;
+  throw CheckpointError(
+      fmt::format("training is done and {} is whole, but {} earlier save{} failed, first that of step {} (see the "
+                  "warnings above)",
+                  last_whole_, failed_saves_.size(), failed_saves_.size() == 1 ? "" : "s", failed_saves_.front()));
+}
+
+void Trainer::refuse(const StepResult& result) {
+  if (const auto outcome = writer_->wait_and_finish()) finish_save(*outcome);
+  const double loss = result.loss_sum / static_cast<double>(std::max<std::int64_t>(targets_, 1));
+  throw DivergedError(fmt::format(
+      "step {}: loss {} or gradient norm {} is not finite; the step was refused. {}, with a lower optimizer.lr or with "
+      "optimizer.grad_clip",
+      done_ + 1, loss, result.grad_norm,
+      last_whole_.empty() ? "There is no checkpoint yet: start anew" : last_whole_ + " is whole: start again from it"));
+}
+
+std::int64_t Trainer::tokens_seen() const {
+  const auto& taken = batches_->position();
+  return std::accumulate(taken.begin(), taken.end(), std::int64_t{0}) * config_.train.sequence_length;
 }
 
 checkpoint::Meta Trainer::meta() const {
   const std::int64_t per_step = config_.train.global_batch * config_.train.sequence_length;
   return {.step = done_,
-          .tokens_seen = done_ * per_step,
-          .tokens_planned = config_.train.steps * per_step,
+          .tokens_seen = tokens_seen(),
+          .tokens_planned = tokens_seen() + (config_.train.steps - done_) * per_step,
           .config = to_toml(config_),
           .data_fingerprint = data_.fingerprint(),
           .data_position = batches_->position(),
@@ -205,8 +270,7 @@ checkpoint::Meta Trainer::meta() const {
 void Trainer::save() {
   engine().context().at(Phase::checkpoint);
   std::string message;
-  if (writer_->start(meta(), slices_, message)) last_saved_ = done_;
-  else note("warning: " + message);
+  if (!writer_->start(meta(), slices_, message)) note("warning: " + message);
 }
 
 void Trainer::report(const StepResult& result, double seconds) {
@@ -224,7 +288,7 @@ void Trainer::report(const StepResult& result, double seconds) {
                   .tokens_per_second = sequences * static_cast<double>(config_.train.sequence_length) / seconds,
                   .mfu = flops / seconds / (peak_flops_ * ranks),
                   .memory_gib = gpu ? static_cast<double>(engine().planned_bytes()) / (1 << 30) : peak_memory_gib(),
-                  .tokens_seen = done_ * config_.train.global_batch * config_.train.sequence_length});
+                  .tokens_seen = tokens_seen()});
 }
 
 void Trainer::evaluate_validation() {
@@ -234,35 +298,28 @@ void Trainer::evaluate_validation() {
 }
 
 int Trainer::run() {
+  const std::int64_t steps = config_.train.steps;
+  if (done_ >= steps) note(fmt::format("nothing to do: step {} of train.steps = {}", done_, steps));
   bool stop = false;
-  while (done_ < config_.train.steps && !stop) {
+  while (done_ < steps && !stop) {
     const auto begin = Clock::now();
     const StepResult result = step(done_);
-    if (!result.finite) {
-      (void)writer_->wait_and_finish();
-      throw DivergedError(fmt::format(
-          "step {}: loss {} or gradient norm {} is not finite; the step was refused. The last "
-          "checkpoint is whole: resume with a lower optimizer.lr or other data",
-          done_ + 1, result.loss_sum / static_cast<double>(std::max<std::int64_t>(targets_, 1)), result.grad_norm));
-    }
+    if (!result.finite) refuse(result);
     ++done_;
     report(result, seconds_since(begin));
-    stop = synchronize_ranks();
+    const bool told = synchronize_ranks(), last = done_ == steps;
+    stop = told && !last;
     const auto due = [&](std::int64_t every) { return every > 0 && done_ % every == 0; };
-    if (validation_ && (due(config_.eval.every) || done_ == config_.train.steps)) evaluate_validation();
-    if (due(config_.checkpoint.every) || done_ == config_.train.steps || stop) {
-      if (stop || done_ == config_.train.steps) {  // the last save waits for the one before
-        if (const auto outcome = writer_->wait_and_finish()) note(outcome->message);
+    if (validation_ && (due(config_.eval.every) || last)) evaluate_validation();
+    if (due(config_.checkpoint.every) || last || stop) {
+      if (last || stop) {  // the last save waits for the one before
+        if (const auto outcome = writer_->wait_and_finish()) finish_save(*outcome);
       }
       save();
     }
   }
-  if (const auto outcome = writer_->wait_and_finish()) {
-    save_failed_ = !outcome->ok;
-    note(outcome->ok ? fmt::format("saved {}", outcome->path) : fmt::format("warning: {}", outcome->message));
-  }
-  if (save_failed_)
-    throw CheckpointError("the last checkpoint could not be saved (see the warning above); older ones stay");
+  if (const auto outcome = writer_->wait_and_finish()) finish_save(*outcome);
+  if (last_save_failed_ || !stop) check_saves();
   if (stop) note(fmt::format("stopped by a signal after step {}; start again to go on", done_));
   return stop ? 75 : 0;
 }

@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "checkpoint/run_lock.h"
 #include "train/batches.h"
 #include "train/config.h"
 #include "train/metrics.h"
@@ -29,12 +30,16 @@ class Trainer {
   std::int64_t steps_done() const { return done_; }
 
  private:
-  void resume(std::vector<std::string>& notes);
+  std::optional<checkpoint::Checkpoint> find_start(std::vector<std::string>& notes);  // checked, nothing taken
+  void begin(const std::optional<checkpoint::Checkpoint>& from, std::vector<std::string>& notes);
   bool synchronize_ranks();  // the step's host reduction: true when some rank was told to stop
   void report(const StepResult& result, double seconds);
   void evaluate_validation();
   void save();
-  void finish_save(std::int64_t status);
+  void finish_save(const checkpoint::Outcome& outcome);
+  void check_saves() const;  // throws where the disk holds less than was asked for
+  [[noreturn]] void refuse(const StepResult& result);
+  std::int64_t tokens_seen() const;
   void print_start(const std::vector<std::string>& notes);
   bool root() const { return runtime_.world().rank() == 0; }
   void note(const std::string& text);
@@ -46,13 +51,15 @@ class Trainer {
   data::TrainingData data_;
   std::unique_ptr<data::ScoringData> validation_;
   std::unique_ptr<BatchLoader> batches_;
+  std::unique_ptr<checkpoint::RunLock> lock_;  // rank 0
   std::unique_ptr<checkpoint::Writer> writer_;
   std::unique_ptr<Metrics> metrics_;  // rank 0
   std::vector<checkpoint::Slice> slices_;
-  std::int64_t done_ = 0;         // steps
-  std::int64_t targets_ = 0;      // of the last step
-  std::int64_t last_saved_ = -1;  // step of the last committed or running save
-  bool save_failed_ = false;
+  std::int64_t done_ = 0;                   // steps
+  std::int64_t targets_ = 0;                // of the last step
+  std::string last_whole_;                  // the newest checkpoint that is known to be whole; empty: none
+  std::vector<std::int64_t> failed_saves_;  // their steps
+  bool last_save_failed_ = false;
   double peak_flops_ = 0;  // per rank, MFU's denominator
 };
 
