@@ -160,7 +160,7 @@ TEST(BandBackward, TheSameBitsForAnyNumberOfThreads) {
   with("causal", zero, itself);
   with(
       "window", [](std::int32_t t) { return std::max(0, t - 250); }, itself);
-  // 300 rows in the middle see nothing; the rows around them share a key tile across whole units of empty rows.
+  // 300 rows in the middle, whole units, see nothing; the rows around them see keys of one tile.
   with(
       "far apart", [](std::int32_t t) { return t < 200   ? 0
                                                : t < 500 ? 41

@@ -103,17 +103,16 @@ void differentiate(const BackwardStrip<T>& strip, const KeyRange& piece, T scale
 // How far each unit has come in its pass over the keys: it has left every tile below. One int per unit.
 class Chain {
  public:
-  Chain(std::int32_t* tiles, std::int64_t units) : tiles_(tiles) { std::fill_n(tiles, units, kNotStarted); }
+  static constexpr std::int64_t kDone = std::numeric_limits<std::int32_t>::max();
 
-  std::int32_t at(std::int64_t unit) const {
-    return std::atomic_ref<std::int32_t>(tiles_[unit]).load(std::memory_order_acquire);
+  Chain(std::int32_t* tiles, std::int64_t units) : tiles_(tiles) { std::fill_n(tiles, units, -1); }  // not started
+
+  bool has_left(std::int64_t unit, std::int64_t tile) const {
+    return std::atomic_ref<std::int32_t>(tiles_[unit]).load(std::memory_order_acquire) > tile;
   }
   void leave_below(std::int64_t unit, std::int64_t tile) {
     std::atomic_ref<std::int32_t>(tiles_[unit]).store(static_cast<std::int32_t>(tile), std::memory_order_release);
   }
-  void skip(std::int64_t unit) { leave_below(unit, kNothing); }  // the unit sees no key: look at the one before it
-
-  static constexpr std::int32_t kNotStarted = -1, kNothing = -2;
 
  private:
   std::int32_t* tiles_;
@@ -160,13 +159,14 @@ class Backward {
       if (strips[s].num_runs == 0) continue;
       keys = {std::min(keys.begin, strips[s].hull().begin), std::max(keys.end, strips[s].hull().end)};
     }
-    if (keys.empty()) return chain.skip(unit);
-    // Bounds do not decrease: units before this one in the chain have nothing left to do below its first tile.
+    // Bounds do not decrease: units before this one in the chain see nothing below its first key, and, where it sees
+    // nothing at all, no key that a unit after it sees.
+    if (keys.empty()) return chain.leave_below(unit, Chain::kDone);
     chain.leave_below(unit, keys.begin / kTileKeys);
     for (std::int64_t tile = keys.begin / kTileKeys; tile * kTileKeys < keys.end; ++tile) {
       const KeyRange range = tile_keys(tile, keys);
       const KeyTile<T> rows(shape_, k_, v_, grid.pair(unit), range, copies);
-      wait_for_turn(chain, unit - grid.pairs, grid.pairs, tile);
+      if (unit >= grid.pairs) wait_for(chain, unit - grid.pairs, tile);
       const GradientTile<T> gradients(shape_, d_k_, d_v_, grid.pair(unit), range, copies + KeyTile<T>::size(shape_));
       for (std::int64_t s = count - 1; s >= 0; --s) {
         strips[s].for_pieces(range, [&](const KeyRange& piece, bool partial) {
@@ -181,18 +181,13 @@ class Backward {
     for (std::int64_t s = 0; s < count; ++s) finish(strips[s]);
   }
 
-  // Until the pair's units before this one (`unit`, and `step` apart) have left the tile. They were handed out earlier,
-  // so the earliest unfinished one never waits. The bounds make the nearest that sees a key speak for those before it.
-  void wait_for_turn(const Chain& chain, std::int64_t unit, std::int64_t step, std::int64_t tile) const {
-    for (int spins = 0; unit >= 0; ++spins) {
-      const std::int32_t state = chain.at(unit);
-      if (state > tile) return;
-      if (state == Chain::kNothing) {
-        unit -= step;
-      } else if (spins >= 1024) {
-        if (omp_get_thread_num() == 0) ctx_.poll();
-        std::this_thread::yield();  // there may be more threads than cores
-      }
+  // Until the pair's unit before this one has left the tile. It was handed out earlier, so that the earliest unfinished
+  // unit never waits.
+  void wait_for(const Chain& chain, std::int64_t unit, std::int64_t tile) const {
+    for (int spins = 0; !chain.has_left(unit, tile); ++spins) {
+      if (spins < 1024) continue;
+      if (omp_get_thread_num() == 0) ctx_.poll();
+      std::this_thread::yield();  // there may be more threads than cores
     }
   }
 
