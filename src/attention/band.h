@@ -18,7 +18,7 @@ struct BandForward {
   TensorView o, lse;     // the state: o is normalised; −∞ in lse (and 0 in o) where nothing was seen yet
   bool has_state = true; // false: o and lse hold nothing yet and are written for every row
   TensorView out;        // optional, T: the finished output, written by the last hop for every row (may be o itself if T is stat)
-  double scale = 1;      // 1/√D
+  double scale = 1;      // 1/√D; > 0
 };
 
 // delta[b, h, t] = Σ_c d_o[b, t, h, c] · o[b, t, h, c]; o is T or stat.
