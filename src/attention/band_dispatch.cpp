@@ -1,6 +1,7 @@
 // attention::band_*: check, plan, or run the twin of the context's device.
 #include "attention/band_workspace.h"
-#include "attention/cuda_missing.h"
+#include "ops/cuda_missing.h"
+#include "ops/dispatch.h"
 
 namespace annulus::attention {
 namespace {
@@ -90,40 +91,21 @@ void check(const Context& ctx, const BandBounds& args) {
   ANNULUS_CHECK(args.chunk >= 0, "band_bounds: a chunk of {} tokens", args.chunk);
 }
 
-template <class Args>
-void run(Context& ctx, const Args& args, const char* name, void (*on_cpu)(Context&, const Args&),
-         void (*on_cuda)(Context&, const Args&)) {
-  check(ctx, args);
-  const bool on_device = ctx.device == DeviceKind::cuda;
-  if (ctx.planning) {
-    const std::int64_t bytes = on_device ? cuda::workspace_bytes(args) : cpu::workspace_bytes(args);
-    if (bytes > 0) ops::Workspace counted(ctx, name, bytes);
-  } else if (!on_device) {
-    on_cpu(ctx, args);
-    ctx.poll();
-  } else if (on_cuda) {
-    on_cuda(ctx, args);
-  } else {
-    throw Error(fmt::format("operation {} on cuda: this program was built without CUDA; use the preset cuda", name));
-  }
-}
-
 }  // namespace
 
-#ifdef ANNULUS_CUDA
-#define ANNULUS_CUDA_TWIN(name) cuda::name
-#else
-#define ANNULUS_CUDA_TWIN(name) nullptr
-#endif
-
-#define ANNULUS_DISPATCH_OP(name, Args) \
-  void name(Context& ctx, const Args& args) { run<Args>(ctx, args, #name, cpu::name, ANNULUS_CUDA_TWIN(name)); }
+#define ANNULUS_DISPATCH_OP(name, Args)                                                           \
+  void name(Context& ctx, const Args& args) {                                                     \
+    ops::dispatch<Args>(                                                                          \
+        ctx, args, #name, [](const Context& c, const Args& a) { check(c, a); },                   \
+        [](DeviceKind device, const Args& a) -> std::int64_t {                                    \
+          return device == DeviceKind::cuda ? cuda::workspace_bytes(a) : cpu::workspace_bytes(a); \
+        },                                                                                        \
+        cpu::name, ANNULUS_CUDA_TWIN(name));                                                      \
+  }
 ANNULUS_BAND_OPS(ANNULUS_DISPATCH_OP)
 
 #ifdef ANNULUS_CUDA
 namespace cuda {
-#define ANNULUS_REFUSE_OP(name, Args) \
-  void name(Context&, const Args&) { throw Error(fmt::format("operation {} has no CUDA twin yet", #name)); }
 ANNULUS_BAND_OPS_WITHOUT_CUDA(ANNULUS_REFUSE_OP)
 }  // namespace cuda
 #endif

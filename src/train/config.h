@@ -44,7 +44,7 @@ struct CheckpointConfig {
 
 struct LogConfig {
   std::int64_t every = 1;  // steps per progress line and metrics record
-  bool bar = true;         // live bar where stderr is a terminal
+  bool bar = true;         // live bar where stdout is a terminal
   double peak_tflops = 0;  // MFU's denominator per rank; 0: measured at start
   bool operator==(const LogConfig&) const = default;
 };

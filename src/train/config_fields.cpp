@@ -114,7 +114,7 @@ void add_run(std::vector<Field>& fields, RunConfig& c) {
        {"resume", &c.checkpoint.resume, "`auto` (the newest of dir that verifies), `none`, or a checkpoint's path."}});
   append(fields, "log",
          {{"every", &c.log.every, "Steps per progress line and metrics record."},
-          {"bar", &c.log.bar, "A live bar where stderr is a terminal."},
+          {"bar", &c.log.bar, "A live bar where stdout is a terminal."},
           {"peak_tflops", &c.log.peak_tflops, "What MFU divides by, per rank. 0: measured at start."}});
   append(fields, "eval",
          {{"every", &c.eval.every, "Steps between scorings of data.validation. 0: only at the end, if there is any."},
