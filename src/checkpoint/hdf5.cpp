@@ -1,11 +1,16 @@
 #include "checkpoint/hdf5.h"
 
+#include <fcntl.h>
 #include <hdf5.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <bit>
+#include <cerrno>
+#include <cstring>
 #include <mutex>
 
 #if H5_VERSION_LE(1, 9, 0)
@@ -154,6 +159,7 @@ void require_hard_link(hid_t place, const char* name, const std::string& where) 
 }
 
 constexpr int kMaxGroupDepth = 3;
+constexpr std::int64_t kMetadataSlack = std::int64_t{1} << 20;  // more than one dataset adds to HDF5's own structures
 
 void collect(hid_t group, const std::string& prefix, int depth, const std::string& path, std::int64_t limit,
              std::vector<std::string>& out) {
@@ -255,20 +261,49 @@ File::~File() {
   if (writing_) abandon();
 }
 
-// H5Fclose that fails leaves a half-freed file, and HDF5 1.10 crashes when it meets it again. So everything is flushed
-// first, while a failure still leaves a whole file to abandon.
-void File::close() {
-  const Api api;
-  check(H5Fflush(id_.get(), H5F_SCOPE_GLOBAL), path_, "H5Fflush");
-  writing_ = false;
-  check(H5Fclose(id_.release()), path_, "H5Fclose");
+int File::descriptor() const {
+  void* handle = nullptr;
+  check(H5Fget_vfd_handle(id_.get(), H5P_DEFAULT, &handle), path_, "H5Fget_vfd_handle");
+  return *static_cast<int*>(handle);
 }
 
-// A file that could not be written (a full disk) could not be closed either, and HDF5 would keep it, its descriptor and
-// so its disk space for the rest of the process. Its descriptor is pointed at memory instead: what is left to flush
-// goes there.
+// HDF5 1.10 does not survive a write that fails while it flushes its metadata (a full disk): the file cannot be closed
+// any more, and touching it again crashes. So the blocks are taken from the file system before HDF5 needs them.
+void File::reserve(std::int64_t bytes) {
+  hsize_t size = 0;  // with what is not flushed
+  check(H5Fget_filesize(id_.get(), &size), path_, "H5Fget_filesize");
+  const std::int64_t needed = static_cast<std::int64_t>(size) + bytes + kMetadataSlack;
+  if (needed <= reserved_) return;
+  const std::int64_t until = needed + kMetadataSlack;
+  rlimit limit{};
+  int error = 0;
+  if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
+      limit.rlim_cur < static_cast<rlim_t>(until)) {
+    error = EFBIG;
+  } else if (fallocate(descriptor(), FALLOC_FL_KEEP_SIZE, reserved_, until - reserved_) != 0) {
+    error = errno;
+  }
+  if (error != 0 && error != EOPNOTSUPP && error != ENOSYS && error != EINTR) {
+    throw CheckpointError(fmt::format("{}: {} more bytes cannot be reserved: {}", path_, bytes, std::strerror(error)));
+  }
+  reserved_ = until;
+}
+
+void File::close() {
+  const Api api;
+  reserve(0);
+  writing_ = false;
+  check(H5Fclose(id_.release()), path_, "H5Fclose");
+  struct stat info;
+  if (::stat(path_.c_str(), &info) == 0 &&
+      ::truncate(path_.c_str(), info.st_size) != 0) {  // blocks beyond the end go back
+    throw CheckpointError(fmt::format("{}: truncate: {}", path_, std::strerror(errno)));
+  }
+}
+
+// Closing a file that could not be written would fail in just that way. Its descriptor is pointed at memory instead:
+// what is left to flush goes there, and the close succeeds.
 void File::abandon() noexcept {
-  if (id_.get() < 0) return;
   const Api api;
   writing_ = false;
   void* handle = nullptr;
@@ -287,9 +322,11 @@ void File::write_piece(const Piece& piece, const void* data, const std::function
   const int rank = piece.global_shape.rank();
   const Rect& r = piece.rect;
   const auto chunk = chunk_of(r.rows, r.cols, static_cast<std::int64_t>(size_of(piece.dtype)));
+  const std::int64_t num_chunks = (r.rows + chunk[0] - 1) / chunk[0] * ((r.cols + chunk[1] - 1) / chunk[1]);
   Id dataset, type;
   {
     const Api api;
+    reserve(num_chunks * chunk[0] * chunk[1] * static_cast<std::int64_t>(size_of(piece.dtype)));
     type = type_of(piece.dtype, where);
     const Id create = make_list(H5P_DATASET_CREATE, where);
     check(H5Pset_chunk(create.get(), rank, dims_of(chunk[0], chunk[1]).data()), where, "H5Pset_chunk");
@@ -330,6 +367,7 @@ void File::write_virtual(const std::vector<Piece>& pieces, std::size_t first, st
   const std::string name = "/" + head.group + "/" + head.tensor, where = path_ + ": " + name;
   const int rank = head.global_shape.rank();
   const Dims whole = dims_of(head.global_shape[0], columns_of(head.global_shape));
+  reserve(static_cast<std::int64_t>(last - first) * 1024);
   const Id type = type_of(head.dtype, where), create = make_list(H5P_DATASET_CREATE, where);
   for (std::size_t i = first; i < last; ++i) {
     const Rect& r = pieces[i].rect;
@@ -348,6 +386,7 @@ void File::write_virtual(const std::vector<Piece>& pieces, std::size_t first, st
 
 void File::write_attribute(const char* name, const std::string& text) {
   const Api api;
+  reserve(static_cast<std::int64_t>(text.size()));
   attach_text(id_, name, text, path_);
 }
 

@@ -53,7 +53,7 @@ class File {
   File& operator=(File&&) = delete;
   ~File();  // a file being written that was not closed is abandoned
 
-  // Flushes and closes; not yet fsync. Throws, and then the file is abandoned.
+  // Flushes and closes; not yet fsync.
   void close();
 
   // A dataset for one piece, written in blocks of whole chunk rows (<= 4 MiB); calls `between` before each but the
@@ -73,10 +73,13 @@ class File {
  private:
   File(Id id, std::string path, bool writing) : id_(std::move(id)), path_(std::move(path)), writing_(writing) {}
   void abandon() noexcept;
+  int descriptor() const;
+  void reserve(std::int64_t bytes);  // room on disk for what is not yet written, and this much more
 
   Id id_;
   std::string path_;
   bool writing_;
+  std::int64_t reserved_ = 0;
 };
 
 }  // namespace annulus::checkpoint::hdf5

@@ -43,7 +43,12 @@ struct Checkpoint::Impl {
   const hdf5::File& file(const std::string& name) {
     const std::lock_guard lock(mutex);
     auto it = open_files.find(name);
-    if (it == open_files.end()) it = open_files.emplace(name, hdf5::File::open(path + "/" + name)).first;
+    if (it == open_files.end()) {
+      for (const ShardFile& f : manifest.files) {
+        if (f.name == name) check_size(f);  // says more than HDF5 does
+      }
+      it = open_files.emplace(name, hdf5::File::open(path + "/" + name)).first;
+    }
     return it->second;
   }
   std::ptrdiff_t index_of(std::string_view group, std::string_view tensor) const {

@@ -1,4 +1,6 @@
 // What was saved is what is read, bit by bit, whatever wrote it and whatever range is asked for.
+#include <cmath>
+
 #include "checkpoint/convert_type.h"
 #include "checkpoint/folder.h"
 #include "fixture.h"
@@ -46,6 +48,13 @@ TEST(RoundTrip, ManyChunksWideAndTall) {
   expect_holds(c, model, 1);
   EXPECT_TRUE(holds_range(c, model[0], 1, 1400002, 1400005));
   EXPECT_EQ(c.bytes(), 4 * (3 * 1400003 + 1501 * 1777) + 2 * 3000001);
+  // Conversion goes block by block.
+  std::vector<double> wide(1501 * 1777, std::nan(""));
+  c.read("model", "tall", 0, host_view(wide.data(), {1501, 1777}));
+  const auto bytes = values_of(model[1], 1);
+  std::vector<double> wanted(wide.size());
+  convert_type(DType::f32, bytes.data(), DType::f64, wanted.data(), static_cast<std::int64_t>(wanted.size()));
+  EXPECT_EQ(std::memcmp(wide.data(), wanted.data(), 8 * wide.size()), 0);
   // Chunks waste little: the files are not much larger than their values.
   std::int64_t on_disk = 0;
   for (const char* name : {"shard-00000.h5", "shard-00001.h5"}) on_disk += file_size(run / "c" + "/" + name);
