@@ -57,6 +57,21 @@ void copy([[maybe_unused]] Context& ctx, const TensorView& from, const TensorVie
 #endif
 }
 
+void Fence::set([[maybe_unused]] Context& ctx) {
+  if (ctx.device == DeviceKind::cpu || ctx.planning) return;
+#ifdef ANNULUS_CUDA
+  cuda::record(ctx, event_);
+#else
+  fail_without_cuda();
+#endif
+}
+
+void Fence::wait() {
+#ifdef ANNULUS_CUDA
+  if (event_) cuda::wait(event_);
+#endif
+}
+
 void synchronize([[maybe_unused]] Context& ctx) {
   if (ctx.device == DeviceKind::cpu) return;
 #ifdef ANNULUS_CUDA

@@ -38,6 +38,17 @@ Context make_device_context(const ComputeDevice& device);
 // happens.
 void copy(Context& ctx, const TensorView& from, const TensorView& to);
 
+// A point of a Context's stream that the host can wait for: so host memory that a copy reads is written again without
+// waiting for the work behind the copy. Nothing to wait for before the first set(), and on the CPU.
+class Fence {
+ public:
+  void set(Context& ctx);  // here: behind everything the stream was given so far
+  void wait();             // reports errors of kernels
+
+ private:
+  std::shared_ptr<void> event_;  // of a GPU
+};
+
 // Waits until everything the Context's stream was given is done; reports errors of kernels. Returns at once on the CPU.
 void synchronize(Context& ctx);
 

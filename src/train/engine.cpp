@@ -141,6 +141,7 @@ void Engine::load(const Sequences& in) {
   const int rank = mesh_.coordinate("sequence");
   const std::int64_t window = options_.model.sliding_window;
   auto* first = first_.data();
+  staged_.wait();  // the copies of the micro-batch before may not have begun
   for (std::int64_t b = 0; b < options_.batch; ++b) {
     const std::int64_t from = b * tokens;
     for (std::int64_t t = 0; t < tokens; ++t) {
@@ -161,6 +162,7 @@ void Engine::load(const Sequences& in) {
   copy(ctx_, host_position_, batch_.position);
   copy(ctx_, host_first_, batch_.sequence.global_first);
   copy(ctx_, host_last_, batch_.sequence.global_last);
+  staged_.set(ctx_);
   batch_.sequence.hops = attention::needed_hops(layout_, first_, options_.batch);
 }
 

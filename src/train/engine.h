@@ -95,6 +95,7 @@ class Engine {
   TensorView scalars_;  // f64 [4] on the device: loss sum, sum of squares, norm, clip factor
   TensorView host_scalars_, host_losses_;
   TensorView host_token_, host_target_, host_position_, host_first_, host_last_;  // staging
+  Fence staged_;                                                                  // the staging has been copied
   std::vector<std::int32_t> first_;  // [B, S] first visible token, for the ring's plan
   std::vector<double> loss_values_;
 };

@@ -81,6 +81,19 @@ void copy(Context& ctx, const TensorView& from, const TensorView& to) {
   transfer(ctx, from, to, cudaMemcpyDeviceToDevice);
 }
 
+void record(Context& ctx, std::shared_ptr<void>& event) {
+  if (!event) {
+    cudaEvent_t made = nullptr;  // waiting for it leaves the core to others
+    ANNULUS_CUDA_TRY(cudaEventCreateWithFlags(&made, cudaEventDisableTiming | cudaEventBlockingSync));
+    event = {made, [](void* old) { cudaEventDestroy(static_cast<cudaEvent_t>(old)); }};
+  }
+  ANNULUS_CUDA_TRY(cudaEventRecord(static_cast<cudaEvent_t>(event.get()), stream_of(ctx)));
+}
+
+void wait(const std::shared_ptr<void>& event) {
+  ANNULUS_CUDA_TRY(cudaEventSynchronize(static_cast<cudaEvent_t>(event.get())));
+}
+
 void synchronize(Context& ctx) { ANNULUS_CUDA_TRY(cudaStreamSynchronize(stream_of(ctx))); }
 
 }  // namespace annulus::cuda
