@@ -1,4 +1,5 @@
-// Dense attention through the ring on GPUs, a rank each, against naive code in fp64; also with one rank that is late.
+// Dense attention and its gradients through the ring on GPUs, a rank each, against naive code in fp64; also with one
+// rank that is late.
 // Skipped where there is no GPU for every rank; with one rank it is attention on one GPU.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
@@ -21,7 +22,7 @@ struct Problem {
   BandSize size;
   DType dtype;
   BandLimits limits;
-  std::vector<double> q, k, v;
+  std::vector<double> q, k, v, d_out;
 };
 
 std::vector<double> draw(std::int64_t n, DType dtype, const char* stream) {
@@ -42,11 +43,12 @@ Problem make_problem(DType dtype, BandKind kind) {
           make_limits(kind, size),
           draw(size.q_numel(), dtype, "q"),
           draw(size.k_numel(), dtype, "k"),
-          draw(size.k_numel(), dtype, "v")};
+          draw(size.k_numel(), dtype, "v"),
+          draw(size.q_numel(), dtype, "d_out")};
 }
 
 struct Result {  // of this rank's rows
-  std::vector<double> out, lse;
+  std::vector<double> out, lse, d_q, d_kv;
   bool operator==(const Result&) const = default;
 };
 
@@ -69,7 +71,7 @@ class Ring {
     sequence_.hops = attention::needed_hops(layout_, p.limits.first, p.size.batch);
     lay_out();
     ctx_.planning = true;
-    attention::dense_forward(ctx_, sequence_, args_);
+    attend();
     ctx_.planning = false;
     tensors_.commit();
     scratch_.commit();
@@ -83,10 +85,12 @@ class Ring {
     };
     poison(args_.out);
     poison(args_.lse);
+    poison(backward_.d_q);
+    poison(backward_.d_kv);
     poison({scratch_base(), DType::u8, DeviceKind::cuda, {scratch_.planned_bytes()}});
     if (delayed) ANNULUS_CUDA_TRY(cudaLaunchHostFunc(ctx_.cuda->stream, late, nullptr));
-    attention::dense_forward(ctx_, sequence_, args_);
-    return {download(args_.out), download(args_.lse)};
+    attend();
+    return {download(args_.out), download(args_.lse), download(backward_.d_q), download(backward_.d_kv)};
   }
 
   // The entries of a [B, S, heads, D] tensor that this rank's rows hold, in its order.
@@ -111,6 +115,11 @@ class Ring {
   }
 
  private:
+  void attend() {
+    attention::dense_forward(ctx_, sequence_, args_);
+    backward_.q = args_.q, backward_.kv = args_.kv, backward_.out = args_.out, backward_.lse = args_.lse;
+    attention::dense_backward(ctx_, sequence_, backward_);
+  }
   std::int64_t token(std::int64_t row) const { return layout_.global_index(mesh_.coordinate("sequence"), row); }
   void* scratch_base() {
     const Arena::Scope scope(scratch_);
@@ -124,6 +133,9 @@ class Ring {
     args_.kv = tensors_.allocate("kv", p_.dtype, {2, s.batch, rows, s.kv_heads, s.depth});
     args_.out = tensors_.allocate("out", p_.dtype, {s.batch, rows, s.query_heads, s.depth});
     args_.lse = tensors_.allocate("lse", DType::f32, {s.batch, s.query_heads, rows});
+    backward_.d_out = tensors_.allocate("d_out", p_.dtype, args_.out.shape);
+    backward_.d_q = tensors_.allocate("d_q", DType::f32, args_.q.shape);
+    backward_.d_kv = tensors_.allocate("d_kv", DType::f32, args_.kv.shape);
     sequence_.global_first = tensors_.allocate("first", DType::i32, {s.batch, rows});
     sequence_.global_last = tensors_.allocate("last", DType::i32, {s.batch, rows});
   }
@@ -132,6 +144,7 @@ class Ring {
     put(args_.q, own_rows(p_.q, p_.size.query_heads * p_.size.depth));
     put(args_.kv[0], own_rows(p_.k, p_.size.kv_heads * p_.size.depth));
     put(args_.kv[1], own_rows(p_.v, p_.size.kv_heads * p_.size.depth));
+    put(backward_.d_out, own_rows(p_.d_out, p_.size.query_heads * p_.size.depth));
     put(sequence_.global_first, own_rows({p_.limits.first.begin(), p_.limits.first.end()}, 1));
     put(sequence_.global_last, own_rows({p_.limits.last.begin(), p_.limits.last.end()}, 1));
   }
@@ -169,6 +182,7 @@ class Ring {
   Arena tensors_, scratch_;
   attention::SequenceBatch sequence_;
   attention::DenseForward args_;
+  attention::DenseBackward backward_;
 };
 
 // Error of a finished output: of fp32 arithmetic, at most twice the naive one's, and of the rounding to its type.
@@ -179,6 +193,33 @@ void expect_near(const std::vector<double>& ours, const std::vector<double>& tru
   for (std::size_t i = 0; i < ours.size(); ++i) {
     ASSERT_LE(std::abs(ours[i] - truth[i]), fp32 + rounding * (std::abs(truth[i]) + fp32)) << what << " " << i;
   }
+}
+
+template <class R>
+reference::BandOutput<R> naive_gradients(const Problem& p) {
+  const auto as_real = [](const std::vector<double>& x) { return std::vector<R>(x.begin(), x.end()); };
+  return reference::band_attention<R>(
+      {p.size, 0.125, as_real(p.q), as_real(p.k), as_real(p.v), as_real(p.d_out), p.limits.first, p.limits.last});
+}
+
+// In fp32: at most twice the naive error, and the rounding of what cancels in d_p − delta, two sums of D products (see
+// band_backward_test.cpp). In bf16 the kernel's own tests and the oracle's cases say how near gradients are.
+void expect_near_gradients(const Ring& ring, const Problem& p, const Result& result) {
+  const auto truth = naive_gradients<double>(p);
+  const auto plain = naive_gradients<float>(p);
+  const double cancels = 0.125 * std::sqrt(static_cast<double>(p.size.depth)) * max_magnitude(p.d_out) *
+                         max_magnitude(p.v) * std::max(max_magnitude(p.q), max_magnitude(p.k));
+  const auto near = [](const std::vector<double>& ours, const std::vector<double>& exact, double naive,
+                       double magnitude, const char* what) {
+    ASSERT_EQ(ours.size(), exact.size());
+    EXPECT_LE(max_error(ours, exact), 2 * naive + 3 * 0x1p-24 * std::max(max_magnitude(exact), magnitude)) << what;
+  };
+  const std::int64_t width = p.size.kv_heads * p.size.depth;
+  near(result.d_q, ring.own_rows(truth.d_q, p.size.query_heads * p.size.depth), max_error(plain.d_q, truth.d_q),
+       cancels, "d_q");
+  const auto half = result.d_kv.begin() + static_cast<std::ptrdiff_t>(result.d_kv.size() / 2);
+  near({result.d_kv.begin(), half}, ring.own_rows(truth.d_k, width), max_error(plain.d_k, truth.d_k), cancels, "d_k");
+  near({half, result.d_kv.end()}, ring.own_rows(truth.d_v, width), max_error(plain.d_v, truth.d_v), 0, "d_v");
 }
 
 void check(DType dtype, BandKind kind, parallel::LayoutKind layout) {
@@ -196,6 +237,7 @@ void check(DType dtype, BandKind kind, parallel::LayoutKind layout) {
     expect_near(result.out, ring.own_rows(truth.o, problem.size.query_heads * problem.size.depth), naive_o, dtype,
                 "out");
     expect_near(result.lse, ring.own_lse(truth.lse), naive_lse, DType::f32, "lse");
+    if (dtype == DType::f32) expect_near_gradients(ring, problem, result);
   };
   {
     Ring ring(problem, layout, runtime().world());
@@ -215,6 +257,7 @@ TEST(RingCuda, CausalFp32) { check(DType::f32, BandKind::causal, parallel::Layou
 TEST(RingCuda, CausalBf16) { check(DType::bf16, BandKind::causal, parallel::LayoutKind::zigzag); }
 TEST(RingCuda, DocumentsFp32) { check(DType::f32, BandKind::documents, parallel::LayoutKind::zigzag); }
 TEST(RingCuda, DocumentsBf16) { check(DType::bf16, BandKind::documents, parallel::LayoutKind::zigzag); }
+TEST(RingCuda, WindowContiguousFp32) { check(DType::f32, BandKind::window, parallel::LayoutKind::contiguous); }
 TEST(RingCuda, WindowContiguousBf16) { check(DType::bf16, BandKind::window, parallel::LayoutKind::contiguous); }
 
 }  // namespace
