@@ -51,13 +51,28 @@ void cut_back(const std::string& path, std::int64_t step) {
   if (std::rename(tmp.c_str(), path.c_str()) != 0) fail(path);
 }
 
-// mpirun gives its ranks a terminal of its own making: what counts is where mpirun itself, the parent, writes to.
+std::string target_of_stdout(const std::string& process) {
+  std::error_code error;
+  return std::filesystem::read_symlink(fmt::format("/proc/{}/fd/1", process), error).string();
+}
+
+std::string parent_of(const std::string& process) {
+  std::ifstream status(fmt::format("/proc/{}/status", process));
+  for (std::string word; status >> word;) {
+    if (word == "PPid:" && status >> word) return word;
+  }
+  return "";
+}
+
+// mpirun gives its ranks a terminal of its own making: what counts is where mpirun itself writes to, the first process
+// above this one, and above wrappers such as timeout, whose output is another.
 bool writes_to_terminal() {
   if (!isatty(STDOUT_FILENO)) return false;
   if (!std::getenv("OMPI_COMM_WORLD_SIZE")) return true;
-  std::error_code error;
-  const auto target = std::filesystem::read_symlink(fmt::format("/proc/{}/fd/1", getppid()), error);
-  return !error && target.string().starts_with("/dev/");
+  const std::string own = target_of_stdout("self");
+  std::string process = parent_of("self");
+  while (!process.empty() && target_of_stdout(process) == own) process = parent_of(process);
+  return !process.empty() && target_of_stdout(process).starts_with("/dev/");
 }
 
 std::string number(double x) { return std::isfinite(x) ? fmt::format("{:.9g}", x) : "null"; }

@@ -1,27 +1,7 @@
 #!/usr/bin/env bash
 # The command line as people meet it: exit codes, one message, help.   cli_test.sh PROGRAM CONFIGS
-set -uo pipefail
-program=$1
+source "$(dirname "$0")/common.sh"
 configs=$2
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 1
-failed=0
-
-# expect CODE TEXT COMMAND...: the exit code, and that stdout and stderr together contain TEXT.
-expect() {
-  local code=$1 text=$2
-  shift 2
-  "$@" >out 2>&1
-  local got=$?
-  if [ "$got" -ne "$code" ] || ! grep -qF -- "$text" out; then
-    printf 'FAILED: %s\n  wanted exit code %s and: %s\n  got exit code %s and:\n' "$*" "$code" "$text" "$got"
-    sed 's/^/    /' out
-    failed=1
-  fi
-}
-# shellcheck disable=SC2317  # called through expect
-ranks() { mpirun -np "$1" --oversubscribe --bind-to none "${@:2}"; }
 
 expect 0 'Subcommands:' "$program" --help
 expect 0 'annulus 0.1.0' "$program" --version
@@ -57,11 +37,11 @@ expect 3 'bad.jsonl:1: not a JSON object' "$program" plot bad.jsonl
 
 # Under mpirun every rank fails alike, and one of them says so.
 expect 2 'cannot read config none.toml' ranks 3 "$program" train none.toml
-[ "$(grep -c 'annulus: error' out)" -eq 1 ] || { echo "FAILED: said more than once:"; cat out; failed=1; }
+said_once
 expect 2 'unknown subcommand' ranks 3 "$program" trian
-[ "$(grep -c 'annulus: error' out)" -eq 1 ] || { echo "FAILED: said more than once:"; cat out; failed=1; }
+said_once
 expect 0 'Subcommands:' ranks 2 "$program" --help
-[ "$(grep -c 'Subcommands:' out)" -eq 1 ] || { echo "FAILED: help more than once:"; cat out; failed=1; }
+[ "$(grep -c 'Subcommands:' out)" -eq 1 ] || fail 'help more than once' out
 # A rank that fails alone ends the job: here the only one whose folder lacks the config.
 mkdir -p with without
 cp "$configs/quickstart.toml" with/run.toml
@@ -71,5 +51,4 @@ exec "$program" train run.toml
 EOF
 expect 2 'cannot read config run.toml' ranks 2 timeout 60 bash one.sh
 
-[ "$failed" -eq 0 ] && echo "all right"
-exit "$failed"
+finish

@@ -7,11 +7,13 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
 failed=0
+# Else Open MPI gives every rank of a job that was aborted a second to end by itself.
+export OMPI_MCA_odls_base_sigkill_timeout=0
 
 # fail TEXT [FILE]: says it, with the file's last lines, and goes on.
 fail() {
   printf 'FAILED (line %s): %s\n' "${BASH_LINENO[*]}" "$1"
-  [ $# -lt 2 ] || tail -n 30 "$2" | sed 's/^/    /'
+  [ $# -lt 2 ] || tail -n 12 "$2" | sed 's/^/    /'
   failed=1
 }
 finish() {
@@ -33,8 +35,9 @@ expect() {
 }
 # said TEXT...: what the last `expect` printed contains these too.
 said() {
-  local text
-  for text in "$@"; do grep -qF -- "$text" out || fail "not said: $text" out; done
+  local text missing=
+  for text in "$@"; do grep -qF -- "$text" out || missing+=" «$text»"; done
+  [ -z "$missing" ] || fail "not said:$missing" out
 }
 # said_once: the last `expect` printed one error, and that on stderr by one rank.
 said_once() {
