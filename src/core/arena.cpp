@@ -53,7 +53,14 @@ TensorView Arena::allocate(const char* name, DType dtype, const Shape& shape) {
 
 void Arena::commit() {
   ANNULUS_CHECK(!memory_, "arena {} is committed twice", name_);
-  memory_ = static_cast<char*>(allocator_.take(std::max(high_water_, kAlignment)));
+  try {
+    memory_ = static_cast<char*>(allocator_.take(std::max(high_water_, kAlignment)));
+  } catch (const Error& error) {
+    throw Error(fmt::format("{} for this rank's {}; use more ranks, a shorter train.sequence_length, a smaller "
+                            "train.micro_batch or train.recompute (annulus plan shows what takes how much)",
+                            error.what(), name_),
+                error.exit_code());
+  }
   used_ = 0;
   ++commits;
 }

@@ -30,7 +30,7 @@ void BatchLoader::next() {
   read_own();
   Context host;
   if (mesh_.size("sequence") > 1) {
-    parallel::check_equal(mesh_.host("sequence"), "the batch that the ranks of a replica read",
+    parallel::check_equal(mesh_.host("sequence"), "batch that the ranks of a replica read",
                           std::as_bytes(std::span(tokens_)));
   }
   targets_ = std::count_if(target_.begin(), target_.end(), [](std::int32_t t) { return t >= 0; });

@@ -27,7 +27,7 @@ double seconds_since(Clock::time_point begin) { return std::chrono::duration<dou
 RunConfig validated(RunConfig config, parallel::MpiRuntime& runtime) {
   config.resolve_and_validate(runtime.world().size());
   const std::string text = to_toml(config);
-  parallel::check_equal(runtime.world(), "the configuration", std::as_bytes(std::span(text)));
+  parallel::check_equal(runtime.world(), "configuration", std::as_bytes(std::span(text)));
   return config;
 }
 
@@ -79,6 +79,8 @@ Trainer::Trainer(const RunConfig& config, parallel::MpiRuntime& runtime)
   }
   engine().context().on_place = publish;
   if (session_.device().kind == DeviceKind::cpu) engine().context().progress = move_messages;
+  const std::string fingerprint = data_.fingerprint();
+  parallel::check_equal(runtime_.world(), "training data", std::as_bytes(std::span(fingerprint)));
   if (root()) lock_ = std::make_unique<checkpoint::RunLock>(config_.checkpoint.dir);
   std::vector<std::string> notes;
   const auto from = find_start(notes);

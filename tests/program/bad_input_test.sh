@@ -112,6 +112,22 @@ head -c 100 good.bin >header.bin
 none header.bin 'header.bin: 100 bytes' 'a header of 1024'
 [ -z "$(newest run 2>/dev/null)" ] || fail "a run that was refused left a checkpoint"
 
+# Ranks that do not see the same: each in a folder of its own.
+mkdir rank-0 rank-1
+cp tiny.toml rank-0
+cp tiny.toml rank-1
+printf 'some text\n' >rank-0/text.txt
+printf 'some test\n' >rank-1/text.txt
+cat >apart.sh <<'END'
+cd "rank-$OMPI_COMM_WORLD_RANK" && exec "$@" --set 'data.sources=["text.txt"]'
+END
+expect 2 'the ranks disagree on the training data: rank 1 of 2 differs from rank 0' ranks 2 bash apart.sh "$program" \
+  train tiny.toml --set parallel.data=2
+said_once
+sed -i 's/^steps = 20/steps = 30/' rank-1/tiny.toml
+expect 2 'the ranks disagree on the configuration: rank 1 of 2' ranks 2 bash apart.sh "$program" train tiny.toml
+said_once
+
 # ---- checkpoints
 expect 0 'saved' train 2 good
 evaluate() { expect "$1" "$2" ranks 2 "$program" evaluate "$3" --data held_out.txt "${@:4}"; }
