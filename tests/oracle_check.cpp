@@ -384,6 +384,11 @@ int main(int argc, char** argv) {
       throw annulus::UsageError(
           "usage: oracle_check DIR [--precision fp64|fp32|bf16] [--device cpu|cuda] "
           "[--data N] [--layout zigzag|contiguous] [--recompute none|keep_attention|block]");
+    if (options.device == "cuda" && annulus::device_count(annulus::DeviceKind::cuda) < runtime.local_size()) {
+      fmt::print(stderr, "oracle_check: {} GPUs for {} ranks: skipped\n",
+                 annulus::device_count(annulus::DeviceKind::cuda), runtime.local_size());
+      return 77;
+    }
     return annulus::run(options, runtime);
   } catch (const annulus::Error& error) {
     fmt::print(stderr, "oracle_check: error: {}\n", error.what());

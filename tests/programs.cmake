@@ -4,6 +4,8 @@ add_executable(oracle_check oracle_check.cpp)
 target_link_libraries(oracle_check PRIVATE annulus_train nlohmann_json::nlohmann_json ${HDF5_C_LIBRARIES})
 target_include_directories(oracle_check PRIVATE ${HDF5_C_INCLUDE_DIRS})
 
+add_dependencies(gpu_tests oracle_check annulus)
+
 set(ORACLE_CASES ${CMAKE_CURRENT_SOURCE_DIR}/oracle)
 foreach(precision fp64 fp32)
   foreach(ranks 1 2 3 4)
@@ -17,6 +19,17 @@ foreach(layout zigzag contiguous)
            COMMAND ${RUN_MPI} -np 4 $<TARGET_FILE:oracle_check> ${ORACLE_CASES} --data 2 --layout ${layout})
   set_tests_properties(oracle_fp64_2x2_${layout} PROPERTIES TIMEOUT 120 PROCESSORS 2 ENVIRONMENT "${MPI_ENVIRONMENT}")
 endforeach()
+
+if(ANNULUS_CUDA)
+  foreach(precision fp32 bf16)
+    foreach(ranks 1 2)
+      add_test(NAME oracle_cuda_${precision}_${ranks}
+               COMMAND ${RUN_MPI} -np ${ranks} $<TARGET_FILE:oracle_check> ${ORACLE_CASES} --device cuda --precision ${precision})
+      set_tests_properties(oracle_cuda_${precision}_${ranks} PROPERTIES TIMEOUT 120 LABELS gpu SKIP_RETURN_CODE 77
+                           ENVIRONMENT "${MPI_ENVIRONMENT}")
+    endforeach()
+  endforeach()
+endif()
 
 # program/<name>_test.sh PROGRAM [CONFIGS]: the whole program, under mpirun and alone, as people run it. Wall time is
 # that of starting some hundred small jobs.

@@ -102,7 +102,7 @@ void Bench::ceilings() {
 void Bench::kernels() {
   constexpr std::int64_t kRows = 1024, kHidden = 768, kInner = 2048, kVocab = 50304, kChunk = 320;
   Arena arena("kernels", DeviceKind::cpu);
-  TensorView x, y, z, inner[3], w_inner, w_hidden, rstd, d_w, logits, target, losses, adam[4], factor;
+  TensorView x, y, z, inner[5], w_inner, w_hidden, rstd, d_w, logits, target, losses, adam[4], factor;
   const auto allocate = [&] {
     x = random(arena, {kRows, kHidden});
     y = random(arena, {kRows, kHidden});
@@ -127,7 +127,7 @@ void Bench::kernels() {
   if (!scratch_.committed()) scratch_.commit();
 
   const auto gemm = [](double m, double n, double k) { return 2 * m * n * k; };
-  const auto mib = [](const TensorView& t, double times) { return times * static_cast<double>(t.bytes()); };
+  const auto bytes_of = [](const TensorView& t, double times) { return times * static_cast<double>(t.bytes()); };
   measure("matmul", "x·Wᵀ 1024x768x2048", gemm(kRows, kInner, kHidden), 0,
           [&] { ops::matmul(ctx_, {.a = x, .b = w_inner, .c = inner[0], .transpose_b = true}); });
   measure("matmul_dx", "dy·W 1024x2048x768", gemm(kRows, kHidden, kInner), 0,
@@ -135,19 +135,19 @@ void Bench::kernels() {
   measure("matmul_dw", "dyᵀ·x 2048x1024x768", gemm(kInner, kHidden, kRows), 0, [&] {
     ops::matmul(ctx_, {.a = inner[1], .b = x, .c = w_inner, .transpose_a = true, .mode = ops::GradMode::accumulate});
   });
-  measure("rms_norm_forward", "1024x768", 0, mib(x, 2),
+  measure("rms_norm_forward", "1024x768", 0, bytes_of(x, 2),
           [&] { ops::rms_norm_forward(ctx_, {.x = x, .w = w_hidden, .y = y, .rstd = rstd}); });
-  measure("rms_norm_backward", "1024x768", 0, mib(x, 3),
+  measure("rms_norm_backward", "1024x768", 0, bytes_of(x, 3),
           [&] { ops::rms_norm_backward(ctx_, {.d_y = y, .x = x, .w = w_hidden, .rstd = rstd, .d_x = z, .d_w = d_w}); });
-  measure("swiglu_forward", "1024x2048", 0, mib(inner[0], 3),
+  measure("swiglu_forward", "1024x2048", 0, bytes_of(inner[0], 3),
           [&] { ops::swiglu_forward(ctx_, {.gate = inner[0], .up = inner[1], .y = inner[2]}); });
-  measure("swiglu_backward", "1024x2048", 0, mib(inner[0], 5), [&] {
+  measure("swiglu_backward", "1024x2048", 0, bytes_of(inner[0], 5), [&] {
     ops::swiglu_backward(ctx_,
-                         {.d_y = inner[2], .gate = inner[0], .up = inner[1], .d_gate = inner[0], .d_up = inner[1]});
+                         {.d_y = inner[2], .gate = inner[0], .up = inner[1], .d_gate = inner[3], .d_up = inner[4]});
   });
-  measure("cross_entropy", "320x50304", 0, mib(logits, 3),
+  measure("cross_entropy", "320x50304", 0, bytes_of(logits, 3),
           [&] { ops::cross_entropy(ctx_, {.logits = logits, .target = target, .loss = losses}); });
-  measure("adamw", "16 Mi", 0, mib(adam[0], 7), [&] {
+  measure("adamw", "16 Mi", 0, bytes_of(adam[0], 7), [&] {
     ops::adamw(ctx_, {.param = adam[0],
                       .master = {},
                       .m = adam[1],

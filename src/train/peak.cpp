@@ -20,7 +20,7 @@ double measured_peak_flops(Context& ctx, DType dtype, const Allocator& allocator
   ops::fill(ctx, {.y = a, .value = 0.5});
   ops::fill(ctx, {.y = b, .value = 0.25});
   double best = 1e30;
-  for (int repeat = 0; repeat < 6; ++repeat) {
+  for (int repeat = 0; repeat < 20; ++repeat) {
     synchronize(ctx);
     const auto begin = std::chrono::steady_clock::now();
     ops::matmul(ctx, {.a = a, .b = b, .c = c, .transpose_b = true});
