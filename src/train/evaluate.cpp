@@ -129,8 +129,10 @@ int run_evaluation(const EvaluateOptions& options, parallel::MpiRuntime& runtime
   // Ranks go where the run had them if they still fit; otherwise windows are shared out whole.
   if (config.parallel.sequence < 1 || world.size() % config.parallel.sequence != 0) config.parallel.sequence = 1;
   config.parallel.data = world.size() / config.parallel.sequence;
-  config.train.micro_batch = 1;
-  config.train.global_batch = config.parallel.data;
+  // Short windows go together, up to 4,096 tokens.
+  config.train.micro_batch =
+      std::clamp<std::int64_t>(4096 / std::max<std::int64_t>(config.train.sequence_length, 1), 1, 32);
+  config.train.global_batch = config.parallel.data * config.train.micro_batch;
   config.resolve_and_validate(world.size());
 
   const std::int64_t stride = options.stride == 0 ? config.train.sequence_length : options.stride;
