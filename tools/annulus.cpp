@@ -3,8 +3,10 @@
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
+#include <chrono>
 #include <cstdlib>
 #include <functional>
+#include <thread>
 
 #include "commands.h"
 #include "core/config_check.h"
@@ -164,7 +166,11 @@ int parse(CLI::App& app, int argc, char** argv, bool speaks) {  // −1: go on
     return speaks ? app.exit(request) : 0;
   } catch (const CLI::ParseError& error) {
     const std::string message = explain(app, error);
-    if (speaks) fmt::print(stderr, "annulus: error: {}\n", message);
+    if (speaks) {
+      fmt::print(stderr, "annulus: error: {}\n", message);
+    } else {  // mpirun ends the job when the first rank leaves: that must be the one that has spoken
+      std::this_thread::sleep_for(std::chrono::seconds(5));
+    }
     return UsageError(message).exit_code();
   }
 }
