@@ -191,6 +191,16 @@ int guard(const std::function<int()>& action, const std::function<int(const std:
 
 }  // namespace
 
+namespace {
+
+// A result that could not be written is none.
+int flushed(int code) {
+  if (std::fflush(stdout) != 0 || std::ferror(stdout)) throw Error("standard output cannot be written (a full disk?)");
+  return code;
+}
+
+}  // namespace
+
 int run(int argc, char** argv) {
   CLI::App app("Annulus trains long-context transformers: a sequence is spread over MPI ranks.", "annulus");
   app.set_version_flag("--version", fmt::format("annulus {}", kVersion));
@@ -212,14 +222,15 @@ int run(int argc, char** argv) {
   if (const int code = parse(app, argc, argv, speaks); code >= 0) return code;
   if (action.local) {
     if (!speaks) return 0;
-    return guard(action.local, [](const std::string& message, int code) {
-      std::fflush(stdout);
-      fmt::print(stderr, "annulus: error: {}\n", message);
-      return code;
-    });
+    return guard([&] { return flushed(action.local()); },
+                 [](const std::string& message, int code) {
+                   std::fflush(stdout);
+                   fmt::print(stderr, "annulus: error: {}\n", message);
+                   return code;
+                 });
   }
   parallel::MpiRuntime runtime(&argc, &argv);
-  return guard([&] { return action.collective(runtime); },
+  return guard([&] { return flushed(action.collective(runtime)); },
                [&](const std::string& message, int code) -> int { fail_job(runtime, message, code); });
 }
 

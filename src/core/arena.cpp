@@ -16,16 +16,19 @@ std::int64_t align_up(std::int64_t bytes) { return (bytes + kAlignment - 1) / kA
 }  // namespace
 
 const Allocator& cpu_allocator() {
-  static const Allocator allocator{[](std::int64_t bytes) {
-                                     const std::int64_t rounded = (bytes + 4095) / 4096 * 4096;
-                                     void* memory = std::aligned_alloc(4096, static_cast<std::size_t>(rounded));
-                                     if (!memory)
-                                       throw Error(fmt::format("out of memory: {:.2f} GiB could not be taken",
-                                                               static_cast<double>(bytes) / (1 << 30)));
-                                     std::memset(memory, 0, static_cast<std::size_t>(rounded));
-                                     return memory;
-                                   },
-                                   [](void* memory) { std::free(memory); }};
+  static const Allocator allocator{
+      [](std::int64_t bytes) {
+        const std::int64_t rounded = (bytes + 4095) / 4096 * 4096;
+        void* memory = std::aligned_alloc(4096, static_cast<std::size_t>(rounded));
+        if (!memory)
+          throw Error(fmt::format("out of memory: {:.2f} GiB could not be taken; lower train.micro_batch or "
+                                  "train.sequence_length, recompute, or use more ranks",
+                                  static_cast<double>(bytes) / (1 << 30)),
+                      2);
+        std::memset(memory, 0, static_cast<std::size_t>(rounded));
+        return memory;
+      },
+      [](void* memory) { std::free(memory); }};
   return allocator;
 }
 

@@ -45,7 +45,8 @@ bool is_data_file(const std::filesystem::path& path) {
 }  // namespace
 
 MappedFile::MappedFile(std::string path) : path_(std::move(path)) {
-  const Descriptor file{::open(path_.c_str(), O_RDONLY | O_CLOEXEC)};
+  // O_NONBLOCK: a pipe is refused below and not waited for.
+  const Descriptor file{::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
   if (file.fd < 0) throw DataError(fmt::format("{}: cannot open: {}", path_, std::strerror(errno)));
   struct stat status {};
   if (::fstat(file.fd, &status) != 0) throw DataError(fmt::format("{}: cannot stat: {}", path_, std::strerror(errno)));

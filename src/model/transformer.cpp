@@ -74,13 +74,17 @@ void Transformer::allocate_evaluation(Arena& arena, const ModelSizes& sizes) {
   const Shape hidden{sizes.batch * sizes.local_tokens, config_.hidden_size};
   const TensorView x[2] = {arena.allocate("block input 0", sizes.dtype, hidden),
                            arena.allocate("block input 1", sizes.dtype, hidden)};
+  // Blocks use the same memory in turn: nothing of one is needed after its forward.
+  const std::int64_t begin = arena.used();
+  std::int64_t most = 0;
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
-    // Every block's buffers lie over the same memory: nothing is needed after its forward.
     const Arena::Scope scope(arena);
     saved_.push_back(
         blocks_[i].allocate_saved(arena, arena, Recompute::none, sizes.dtype, sizes.batch, sizes.local_tokens));
     saved_.back().x = x[i % 2];
+    most = std::max(most, arena.used() - begin);
   }
+  (void)arena.allocate("blocks in turn", DType::u8, {most});  // kept from what is allocated next
 }
 
 void Transformer::upload_constants(Context& ctx) {

@@ -8,6 +8,7 @@
 #include "core/device_memory.h"
 #include "core/error.h"
 #include "parallel/layout.h"
+#include "train/config_fields.h"
 
 namespace annulus::train {
 
@@ -131,7 +132,10 @@ void validate_output(const RunConfig& c) {
   if (c.checkpoint.dir.empty())
     fail_key("checkpoint.dir", "\"\"", "a folder for the run, for example \"runs/english\"");
   check_range("checkpoint.every", c.checkpoint.every, 0);
-  check_range("checkpoint.keep", c.checkpoint.keep, 2);  // one may be damaged by what ended the run
+  if (c.checkpoint.dir.find('\0') != std::string::npos) {
+    fail_key("checkpoint.dir", toml_string(c.checkpoint.dir), "a path", "a name cannot hold a NUL character");
+  }
+  check_range("checkpoint.keep", c.checkpoint.keep, 2, 1'000'000);  // one may be damaged by what ended the run
   if (c.checkpoint.resume.empty()) fail_key("checkpoint.resume", "\"\"", "\"auto\", \"none\" or a checkpoint's path");
   check_range("log.every", c.log.every, 1);
   check_range("log.peak_tflops", c.log.peak_tflops, 0, Low::closed);

@@ -2,6 +2,7 @@
 
 #include <omp.h>
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -52,7 +53,8 @@ RunConfig config_of(const checkpoint::Checkpoint& checkpoint, const std::string&
   return parse_config(checkpoint.meta().config, checkpoint.path() + " (its config)", {});
 }
 
-Session::Session(const RunConfig& config, parallel::MpiRuntime& runtime, bool training) : config_(config) {
+Session::Session(const RunConfig& config, parallel::MpiRuntime& runtime, bool training)
+    : config_(config), ranks_on_host_(runtime.local_size()) {
   const bool gpu =
       config.parallel.device == "cuda" || (config.parallel.device == "auto" && device_count(DeviceKind::cuda) > 0);
   device_ = make_compute_device(gpu ? DeviceKind::cuda : DeviceKind::cpu, runtime.local_rank());
@@ -66,6 +68,17 @@ Session::Session(const RunConfig& config, parallel::MpiRuntime& runtime, bool tr
 
 void Session::take_memory() {
   engine_->plan();
+  if (device_.kind == DeviceKind::cpu) {
+    // Refused here, since Linux promises memory that it does not have and kills whoever touches it.
+    const double have = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
+    const double want = static_cast<double>(engine_->planned_bytes()) * ranks_on_host_;
+    if (want > have) {
+      throw ConfigError(fmt::format(
+          "the run needs {:.1f} GiB on this host ({} ranks), which has {:.1f} GiB; lower train.micro_batch or "
+          "train.sequence_length, set train.recompute, or use more hosts (annulus plan shows what takes it)",
+          want / (1 << 30), ranks_on_host_, have / (1 << 30)));
+    }
+  }
   engine_->commit();
 }
 

@@ -24,7 +24,7 @@ class Session {
   // A resolved and validated config. Collective; takes no memory.
   Session(const RunConfig& config, parallel::MpiRuntime& runtime, bool training);
 
-  void take_memory();  // plan and commit
+  void take_memory();  // plan and commit; ConfigError where the host's memory cannot hold its ranks
 
   const RunConfig& config() const { return config_; }
   const ComputeDevice& device() const { return device_; }
@@ -33,6 +33,7 @@ class Session {
 
  private:
   RunConfig config_;
+  int ranks_on_host_;
   ComputeDevice device_;
   std::unique_ptr<parallel::Mesh> mesh_;
   std::unique_ptr<Engine> engine_;

@@ -1,6 +1,7 @@
 #include "data/documents.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <fstream>
 
@@ -140,6 +141,8 @@ TEST(Documents, ErrorsOfFilesAndFolders) {
   fails(folder.path(), {folder.path(), "no .txt, .jsonl or .bin file directly in this folder"});
   fails(folder.write("a.csv", "x"), {"a.csv", ".txt, .jsonl or .bin"});
   for (const char* name : {"e.txt", "e.jsonl", "e.bin"}) fails(folder.write(name, ""), {name, "empty file"});
+  ASSERT_EQ(::mkfifo((folder / "pipe.txt").c_str(), 0600), 0);
+  fails(folder / "pipe.txt", {"pipe.txt", "not a regular file"});  // and does not wait for a writer
   fails(folder.write("blank.jsonl", "\n \r\n"), {"blank.jsonl", "no document"});
   fails(folder.write("bad.jsonl", "{\"text\":\"a\"}\n{\"text\":"), {"bad.jsonl:2: ", "invalid JSON"});
   fails(folder.write("id.jsonl", "{\"tokens\":[257]}"), {"id.jsonl:1: ", "token 0 is 257", "vocabulary of 257"});

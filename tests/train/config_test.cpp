@@ -146,7 +146,7 @@ TEST(RunConfig, RefusesWhatCannotRun) {
       {"data.validation=[\"\"]", 1, "data.validation = \"\""},
       {"checkpoint.dir=", 1, "checkpoint.dir = \"\""},
       {"checkpoint.every=-1", 1, "checkpoint.every = -1"},
-      {"checkpoint.keep=1", 1, "checkpoint.keep = 1: expected an integer >= 2"},
+      {"checkpoint.keep=1", 1, "checkpoint.keep = 1: expected an integer from 2 to 1000000"},
       {"checkpoint.resume=", 1, "checkpoint.resume = \"\""},
       {"log.every=0", 1, "log.every = 0"},
       {"log.peak_tflops=-2", 1, "log.peak_tflops = -2"},

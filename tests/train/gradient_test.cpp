@@ -128,6 +128,26 @@ TEST(Causality, AChangedTokenChangesNothingBeforeItNorOtherDocuments) {
   }
 }
 
+// An engine for evaluation, whose blocks share memory, gives the losses of one for training, at any length.
+TEST(Evaluation, HasTheLossesOfTheTrainingEngine) {
+  for (const std::int64_t tokens : {1, 2, 3, 5, 8, 19, 64}) {
+    Rig rig(tiny(), tokens);
+    (void)rig.loss();
+    const std::vector<double> wanted(rig.engine.losses().begin(), rig.engine.losses().end());
+    EngineOptions options = rig.engine.options();
+    options.training = false;
+    Engine evaluation(make_compute_device(DeviceKind::cpu), rig.mesh, options);
+    evaluation.plan();
+    evaluation.commit();
+    Context ctx;
+    copy(ctx, rig.engine.store().values(), evaluation.store().values());
+    evaluation.load({rig.token, rig.target, rig.start});
+    const std::vector<double> found(evaluation.losses().begin(), evaluation.losses().end());
+    EXPECT_EQ(found, wanted) << tokens << " tokens";
+    EXPECT_LT(evaluation.planned_bytes(), rig.engine.planned_bytes());
+  }
+}
+
 // Two equal documents in one sequence have equal losses: positions and masks start anew.
 TEST(Causality, EqualDocumentsHaveEqualLosses) {
   Rig rig(tiny(), 20);
