@@ -1,12 +1,12 @@
 // Banded attention (spec/model.md, "One mask for everything"; FlashAttention-2, arXiv 2307.08691; the merge of partial
-// results as in Ring Attention, arXiv 2310.01889): query row t of a sequence sees the key rows first[t] … last[t] of the
-// key buffer it is given. Both bounds never decrease in t. One call is one ring hop, a sliding window, packed documents or
-// the compressed keys of NSA. A row with first > last sees nothing and leaves carried state untouched.
+// results as in Ring Attention, arXiv 2310.01889): query row t of a sequence sees the key rows first[t] … last[t] of
+// the key buffer it is given. Both bounds never decrease in t. One call is one ring hop, a sliding window, packed
+// documents or the compressed keys of NSA. A row with first > last sees nothing and leaves carried state untouched.
 //
-// Shapes: q, o, d_o, d_q [B, T, Hq, D]; k, v, d_k, d_v [B, S, Hkv, D]; lse, delta [B, Hq, T]; first, last [B, T] i32 rows
-// of the key buffer. G = Hq / Hkv >= 1, query head h reads KV head h / G. q, k, v, d_o are T (f32, f64, bf16); o, lse,
-// delta and gradients are stat_type(T). lse is the natural log-sum-exp of scale · q·k.
-// Deterministic; memory O(T + S), no T x S matrix. ctx.poll() is called between tiles. Not collective.
+// Shapes: q, o, d_o, d_q [B, T, Hq, D]; k, v, d_k, d_v [B, S, Hkv, D]; lse, delta [B, Hq, T]; first, last [B, T] i32
+// rows of the key buffer. G = Hq / Hkv >= 1, query head h reads KV head h / G. q, k, v, d_o are T (f32, f64, bf16); o,
+// lse, delta and gradients are stat_type(T). lse is the natural log-sum-exp of scale · q·k. Deterministic; memory O(T +
+// S), no T x S matrix. ctx.poll() is called between tiles. Not collective.
 #pragma once
 
 #include "core/context.h"
@@ -15,10 +15,10 @@ namespace annulus::attention {
 
 struct BandForward {
   TensorView q, k, v, first, last;
-  TensorView o, lse;     // the state: o is normalised; −∞ in lse (and 0 in o) where nothing was seen yet
-  bool has_state = true; // false: o and lse hold nothing yet and are written for every row
-  TensorView out;        // optional, T: the finished output, written by the last hop for every row (may be o itself if T is stat)
-  double scale = 1;      // 1/√D; > 0
+  TensorView o, lse;      // the state: o is normalised; −∞ in lse (and 0 in o) where nothing was seen yet
+  bool has_state = true;  // false: o and lse hold nothing yet and are written for every row
+  TensorView out;         // optional, T: the finished output, for every row, by the last hop; may be o if T is stat
+  double scale = 1;       // 1/√D; > 0
 };
 
 // delta[b, h, t] = Σ_c d_o[b, t, h, c] · o[b, t, h, c]; o is T or stat.
@@ -33,10 +33,10 @@ struct BandBackward {
   double scale = 1;
 };
 
-// Rows of a visiting key buffer from global bounds. The buffer holds `chunk` tokens of the sequence from chunk_begin[0],
-// then `chunk` from chunk_begin[1] (ascending; chunk_begin[1] < 0: there is none). For a global bound g,
-// rows_before(g) = Σ_c clamp(g − chunk_begin[c], 0, chunk); first = rows_before(global_first),
-// last = rows_before(global_last + 1) − 1. All [B, T] i32.
+// Rows of a visiting key buffer from global bounds. The buffer holds `chunk` tokens of the sequence from
+// chunk_begin[0], then `chunk` from chunk_begin[1] (ascending; chunk_begin[1] < 0: there is none). For a global bound
+// g, rows_before(g) = Σ_c clamp(g − chunk_begin[c], 0, chunk); first = rows_before(global_first), last =
+// rows_before(global_last + 1) − 1. All [B, T] i32.
 struct BandBounds {
   TensorView global_first, global_last, first, last;
   std::int64_t chunk = 0;

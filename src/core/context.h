@@ -14,8 +14,9 @@ struct Device;  // stream, cuBLASLt handle: core/cuda/device.h
 enum class Phase : std::uint8_t { setup, data, forward, loss, backward, optimizer, evaluate, checkpoint, finished };
 
 constexpr std::string_view name_of(Phase phase) {
-  constexpr std::string_view kNames[] = {"setup",     "reading data", "forward",             "loss",    "backward",
-                                         "optimizer", "evaluating",   "saving a checkpoint", "finished"};
+  constexpr std::string_view kNames[] = {"setup",    "reading data", "forward",    "loss",
+                                         "backward", "optimizer",    "evaluating", "saving a checkpoint",
+                                         "finished"};
   return kNames[static_cast<int>(phase)];
 }
 

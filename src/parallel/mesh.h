@@ -25,7 +25,8 @@ class Mesh {
   // The product of the axes must be the world's size; otherwise a ConfigError says both and lists what fits.
   Mesh(Communicator& world, std::vector<Axis> axes, const DeviceCommunicatorFactory& device_factory = nullptr);
 
-  // Rank 0 of a mesh of ranks that do not exist, for plans: its communicators have sizes and do nothing. Not collective.
+  // Rank 0 of a mesh of ranks that do not exist, for plans: its communicators have sizes and do nothing. Not
+  // collective.
   static std::unique_ptr<Mesh> planned(std::vector<Axis> axes);
 
   const std::vector<Axis>& axes() const { return axes_; }
