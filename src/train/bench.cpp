@@ -299,9 +299,7 @@ model::ModelConfig gpt2_like() {
 }  // namespace
 
 int run_bench(const BenchOptions& options, parallel::MpiRuntime& runtime) {
-  std::string warning;
-  set_threads(runtime, warning);
-  if (!warning.empty() && runtime.world().rank() == 0) fmt::print(stderr, "annulus: warning: {}\n", warning);
+  set_threads(runtime);
   Bench bench(options, runtime);
   bench.ceilings();
   bench.kernels();

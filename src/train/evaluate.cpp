@@ -117,6 +117,7 @@ void print_result(const Evaluation& e, const EvaluateOptions& options, std::int6
 }  // namespace
 
 int run_evaluation(const EvaluateOptions& options, parallel::MpiRuntime& runtime) {
+  set_threads(runtime);
   auto& world = runtime.world();
   const auto checkpoint = open_model(world, options.model);
   RunConfig config = config_of(checkpoint, options.model);

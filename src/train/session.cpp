@@ -82,7 +82,7 @@ void Session::take_memory() {
   engine_->commit();
 }
 
-int set_threads(parallel::MpiRuntime& runtime, std::string& warning) {
+int set_threads(parallel::MpiRuntime& runtime) {
   const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   cpu_set_t allowed;
   int usable = cores;
@@ -91,9 +91,11 @@ int set_threads(parallel::MpiRuntime& runtime, std::string& warning) {
   const int share = std::max(1, cores / runtime.local_size());
   const int threads = wish ? std::max(1, std::atoi(wish)) : std::min(share, usable);
   omp_set_num_threads(threads);
-  if (!wish && usable < share) {
-    warning = fmt::format("this rank is bound to {} of {} cores, its share is {}; start with mpirun --bind-to none",
-                          usable, cores, share);
+  if (!wish && usable < share && runtime.world().rank() == 0) {
+    fmt::print(
+        stderr,
+        "annulus: warning: this rank is bound to {} of {} cores, its share is {}; start with mpirun --bind-to none\n",
+        usable, cores, share);
   }
   return threads;
 }

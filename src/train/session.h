@@ -40,7 +40,7 @@ class Session {
 };
 
 // Threads for this rank's CPU kernels: the cores it may use, shared with the host's other ranks; OMP_NUM_THREADS wins.
-// Says in `warning` when mpirun bound the rank to fewer cores than its share.
-int set_threads(parallel::MpiRuntime& runtime, std::string& warning);
+// Rank 0 warns when mpirun bound it to fewer cores than its share. Before anything computes.
+int set_threads(parallel::MpiRuntime& runtime);
 
 }  // namespace annulus::train

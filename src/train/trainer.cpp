@@ -328,9 +328,7 @@ int Trainer::run() {
 
 int run_training(const RunConfig& config, parallel::MpiRuntime& runtime) {
   install_stop_signals();
-  std::string warning;
-  set_threads(runtime, warning);
-  if (!warning.empty() && runtime.world().rank() == 0) fmt::print(stderr, "annulus: warning: {}\n", warning);
+  set_threads(runtime);
   auto& world = runtime.world();
   parallel::Heartbeat heartbeat(runtime.host(), world.rank(), world.size(), heartbeat_path(runtime.host()));
   const parallel::Watchdog watchdog(heartbeat, config.train.watchdog_seconds);
