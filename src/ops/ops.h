@@ -75,11 +75,13 @@ struct RopeTable {
   double magnitude = 1;
 };
 
-// Rotates pairs (j, j + D/2) of x[R, heads, D] in place by the table's row r; inverse rotates back (the gradient: the
+// Rotates pairs (j, j + D/2) of x[R, heads, D] in place by the table's row r · table_stride (the table has more than
+// (R − 1) · table_stride rows); inverse rotates back (the gradient: the
 // transpose of the forward map, magnitude included).
 struct Rope {
   TensorView x, cos, sin;
   bool inverse = false;
+  std::int64_t table_stride = 1;
 };
 
 // y = silu(gate) ∘ up, all [R, I]. y may alias gate or up.
@@ -90,6 +92,27 @@ struct SwigluForward {
 // d_gate, d_up from d_y. d_gate may alias gate and d_up may alias up.
 struct SwigluBackward {
   TensorView d_y, gate, up, d_gate, d_up;
+};
+
+// y = silu(x) = x · sigmoid(x). y may alias x.
+struct SiluForward {
+  TensorView x, y;
+};
+
+// d_x = d_y · silu'(x). d_x may alias d_y or x.
+struct SiluBackward {
+  TensorView d_y, x, d_x;
+};
+
+// Gates of NSA's branches (spec/nsa.md): out[r, h] = Σ_b sigmoid(logits[r, b·Hq + h]) · o[b][r, h] for b < 3. logits[R,
+// 3·Hq]; o[b], out [R, Hq, D]; all T.
+struct GateForward {
+  TensorView logits, o[3], out;
+};
+
+// d_logits[R, 3·Hq] and d_o[b] [R, Hq, D], all T, are overwritten; sums in stat.
+struct GateBackward {
+  TensorView d_out, logits, o[3], d_logits, d_o[3];
 };
 
 // y[r] = w[token[r]]; w[V, H], token[R] i32 in [0, V), y[R, H].
@@ -103,10 +126,11 @@ struct EmbeddingBackward {
 };
 
 // Softmax cross entropy of logits[R, V] (T or stat) against target[R] i32: loss[r] (stat) = logsumexp − logit of the
-// target, 0 where target < 0. With gradient, logits become (softmax − onehot) · scale, 0 where target < 0.
+// target, 0 where target < 0. correct[r] i32 (optional): 1 where target[r] >= 0 and no other logit is as great as the
+// target's, else 0. With gradient, logits become (softmax − onehot) · scale, 0 where target < 0.
 // Statistics in stat.
 struct CrossEntropy {
-  TensorView logits, target, loss;
+  TensorView logits, target, loss, correct;
   double scale = 1;
   bool gradient = true;
 };
@@ -153,6 +177,10 @@ struct AdamW {
   X(rope, Rope)                            \
   X(swiglu_forward, SwigluForward)         \
   X(swiglu_backward, SwigluBackward)       \
+  X(silu_forward, SiluForward)             \
+  X(silu_backward, SiluBackward)           \
+  X(gate_forward, GateForward)             \
+  X(gate_backward, GateBackward)           \
   X(embedding_forward, EmbeddingForward)   \
   X(embedding_backward, EmbeddingBackward) \
   X(cross_entropy, CrossEntropy)           \
