@@ -130,7 +130,8 @@ struct EmbeddingBackward {
 // target's, else 0. With gradient, logits become (softmax − onehot) · scale, 0 where target < 0.
 // Statistics in stat.
 struct CrossEntropy {
-  TensorView logits, target, loss, correct;
+  TensorView logits, target, loss;
+  TensorView correct{};
   double scale = 1;
   bool gradient = true;
 };
