@@ -1,9 +1,9 @@
 // oracle_check DIR [--precision fp64|fp32|bf16] [--device cpu|cuda] [--data N] [--layout zigzag|contiguous]
 //                  [--recompute none|keep_attention|block]
 //
-// Runs every oracle case of DIR (*.h5, written by the fp64 oracle with autograd) through the engine: logits, loss,
-// every gradient, and three optimiser steps. Under mpirun the ranks form data x sequence. Exit code 0 if all cases that
-// fit pass.
+// Runs every oracle case of DIR (*.h5, written by the fp64 oracle with autograd) through the engine: NSA's selections,
+// logits, loss, every gradient, and three optimiser steps. Under mpirun the ranks form data x sequence. Exit code 0 if
+// all cases that fit pass.
 //
 // Bounds. fp64: max|a − b| <= 1e-9 · max|b| per tensor, with a floor of 1e-14 · the global gradient norm
 // (spec/model.md). Narrower types: max|a − b| <= 4 · u · √n · max|b|, the probabilistic bound of a chain of sums
@@ -82,6 +82,18 @@ model::ModelConfig model_config(const json& c) {
   for (const auto& kind : c["attention"]) {
     m.attention.push_back(kind == "nsa" ? model::AttentionKind::nsa : model::AttentionKind::dense);
   }
+  const auto& n = c["nsa"];
+  m.nsa = {.kv = n["kv"],
+           .compression = n["compression"],
+           .rope = n["rope"],
+           .block = n["block"],
+           .stride = n["stride"],
+           .hidden = n["hidden"],
+           .select_block = n["select_block"],
+           .select_count = n["select_count"],
+           .init_blocks = n["init_blocks"],
+           .local_blocks = n["local_blocks"],
+           .window = n["window"]};
   m.resolve();
   m.validate();
   return m;
@@ -97,10 +109,15 @@ class Check {
   bool failed() const { return !failures_.empty(); }
   const std::vector<std::string>& failures() const { return failures_; }
   double worst() const { return worst_; }
+  // Lists of blocks that differ from the oracle's, of all of them (narrow types only: in fp64 one is a failure).
+  std::int64_t flips() const { return flips_; }
+  std::int64_t num_lists() const { return num_lists_; }
 
  private:
   void load_parameters();
   void load_batch();
+  void check_selection();
+  void unpin_selection();
   void check_logits();
   void check_gradients();
   void check_steps();
@@ -108,7 +125,9 @@ class Check {
   void compare(const std::string& what, double error, double scale, double tolerance, double floor = 0);
   void compare_flat(const std::string& group, const TensorView& flat, double floor);
   TensorView host_copy(const TensorView& t);
-  double reduced_max(double x);
+  double reduced(double x, parallel::ReduceOp op);
+  double reduced_max(double x) { return reduced(std::isnan(x) ? INFINITY : x, parallel::ReduceOp::max); }
+  double reduced_sum(double x) { return reduced(x, parallel::ReduceOp::sum); }
 
   const Options& options_;
   parallel::MpiRuntime& runtime_;
@@ -122,6 +141,8 @@ class Check {
   double global_norm_ = 0;
   std::vector<std::string> failures_;
   double worst_ = 0;  // error over bound
+  std::int64_t flips_ = 0, num_lists_ = 0;
+  std::vector<std::unique_ptr<Arena>> pinned_;  // by layer: the oracle's selection of the local rows
 };
 
 double at(const TensorView& t, std::int64_t i) {
@@ -163,11 +184,10 @@ double Check::tolerance(bool gradient) const {
   return 4 * unit * std::sqrt(n * (gradient ? 2 : 1));
 }
 
-double Check::reduced_max(double x) {
+double Check::reduced(double x, parallel::ReduceOp op) {
   Context host;
   auto& world = runtime_.world();
-  if (std::isnan(x)) x = INFINITY;
-  world.wait(host, world.all_reduce(host, host_view(&x, {1}), parallel::ReduceOp::max));
+  world.wait(host, world.all_reduce(host, host_view(&x, {1}), op));
   return x;
 }
 
@@ -188,13 +208,18 @@ TensorView Check::host_copy(const TensorView& t) {
 
 std::string Check::run() {
   const auto model = model_config(config_);
-  if (model.has_nsa()) return "native sparse attention is not in this version";
+  if (options_.device == "cuda" && model.has_nsa()) return "native sparse attention runs on CPU ranks only";
   const int ranks = runtime_.world().size(), sequence = ranks / options_.data;
   tokens_ = config_["tokens"];
   batch_ = config_["batch"];
   if (batch_ % options_.data)
     return fmt::format("a batch of {} does not split over {} replicas", batch_, options_.data);
-  if (sequence > 1 && tokens_ % (2 * sequence)) return fmt::format("{} tokens do not fit {} ranks", tokens_, sequence);
+  const auto layout = options_.layout == "contiguous" ? parallel::LayoutKind::contiguous : parallel::LayoutKind::zigzag;
+  try {
+    (void)train::sequence_layout(model, layout, tokens_, sequence);
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
   own_batch_ = batch_ / options_.data;
 
   device_ = std::make_unique<ComputeDevice>(
@@ -210,22 +235,23 @@ std::string Check::run() {
   optimizer.eps = o["eps"];
   optimizer.weight_decay = o["weight_decay"];
   optimizer.grad_clip = o["grad_clip"];
-  engine_ = std::make_unique<train::Engine>(
-      *device_, *mesh_,
-      train::EngineOptions{
-          .model = model,
-          .dtype = train::parse_precision(options_.precision),
-          .layout = options_.layout == "contiguous" ? parallel::LayoutKind::contiguous : parallel::LayoutKind::zigzag,
-          .sequence_length = tokens_,
-          .batch = own_batch_,
-          .recompute = model::parse_recompute(options_.recompute),
-          .optimizer = optimizer});
+  engine_ =
+      std::make_unique<train::Engine>(*device_, *mesh_,
+                                      train::EngineOptions{.model = model,
+                                                           .dtype = train::parse_precision(options_.precision),
+                                                           .layout = layout,
+                                                           .sequence_length = tokens_,
+                                                           .batch = own_batch_,
+                                                           .recompute = model::parse_recompute(options_.recompute),
+                                                           .optimizer = optimizer});
   engine_->plan();
   engine_->commit();
   load_parameters();
   load_batch();
+  check_selection();
   check_logits();
   check_gradients();
+  unpin_selection();
   check_steps();
   return {};
 }
@@ -261,6 +287,62 @@ void Check::load_batch() {
     start[i] = t > 0 && document[from + i] == document[from + i - 1] ? start[i - 1] : static_cast<std::int32_t>(t);
   }
   engine_->load({token, target, start});
+}
+
+// Runs a forward pass and compares every list of selected blocks. In narrower types near-ties may fall the other way:
+// such lists are counted, and from here to the gradients the oracle's selection is used, so that the rest can be
+// compared.
+void Check::check_selection() {
+  const auto& model = engine_->options().model;
+  if (!model.has_nsa()) return;
+  const std::int64_t local = engine_->layout().local_tokens(), kv_heads = model.num_key_value_heads;
+  const std::int64_t count = model.nsa.select_count;
+  const int rank = mesh_->coordinate("sequence");
+  std::map<std::int64_t, std::vector<std::int32_t>> wanted;
+  std::int64_t differ = 0, lists = 0;
+  for (std::int64_t layer = 0; layer < model.num_hidden_layers; ++layer) {
+    if (model.kind(layer) != model::AttentionKind::nsa) continue;
+    const auto all = file_.read(fmt::format("expected/selected/{}", layer));
+    auto& rows = wanted[layer];
+    for (std::int64_t row = 0; row < own_batch_ * local; ++row) {
+      const std::int64_t b = row / local + mesh_->coordinate("data") * own_batch_;
+      const std::int64_t t = engine_->layout().global_index(rank, row % local);
+      const auto from = all.begin() + (b * tokens_ + t) * kv_heads * count;
+      for (std::int64_t i = 0; i < kv_heads * count; ++i) rows.push_back(static_cast<std::int32_t>(from[i]));
+    }
+  }
+  engine_->model().on_attention([&](Context&, std::int64_t layer, const model::AttentionLayer::View& view) {
+    if (!view.selected.shape.rank()) return;
+    const TensorView host = host_copy(view.selected);
+    const auto* got = host.as<std::int32_t>();
+    const auto& expected = wanted.at(layer);
+    for (std::size_t i = 0; i < expected.size(); i += static_cast<std::size_t>(count)) {
+      differ += !std::equal(got + i, got + i + count, expected.begin() + static_cast<std::ptrdiff_t>(i));
+      ++lists;
+    }
+  });
+  (void)engine_->losses();
+  engine_->model().on_attention(nullptr);
+  flips_ = static_cast<std::int64_t>(reduced_sum(static_cast<double>(differ)));
+  num_lists_ = static_cast<std::int64_t>(reduced_sum(static_cast<double>(lists)));
+  if (options_.precision == "fp64" && flips_ > 0) {
+    failures_.push_back(fmt::format("expected/selected: {} of {} lists differ", flips_, num_lists_));
+  }
+  for (auto& [layer, rows] : wanted) {
+    auto& arena = pinned_.emplace_back(std::make_unique<Arena>("pinned", device_->kind, device_->allocator));
+    TensorView view;
+    for (int pass = 0; pass < 2; ++pass) {
+      view = arena->allocate("selected", DType::i32, {own_batch_, local, kv_heads, count});
+      if (pass == 0) arena->commit();
+    }
+    copy(engine_->context(), host_view(rows.data(), view.shape), view);
+    synchronize(engine_->context());
+    if (options_.precision != "fp64") engine_->model().pin_selection(layer, view);
+  }
+}
+
+void Check::unpin_selection() {
+  for (std::int64_t i = 0; i < engine_->options().model.num_hidden_layers; ++i) engine_->model().pin_selection(i, {});
 }
 
 void Check::check_logits() {
@@ -354,8 +436,9 @@ int run(const Options& options, parallel::MpiRuntime& runtime) {
     if (!root) continue;
     if (!why.empty()) fmt::print("skipped  {}: {}\n", name, why);
     else
-      fmt::print("{}  {} (worst error {:.2g} of its bound)\n", check.failed() ? "FAILED " : "passed ", name,
-                 check.worst());
+      fmt::print(
+          "{}  {} (worst error {:.2g} of its bound{})\n", check.failed() ? "FAILED " : "passed ", name, check.worst(),
+          check.num_lists() ? fmt::format("; {} of {} selections differ", check.flips(), check.num_lists()) : "");
     for (const auto& text : check.failures()) fmt::print("         {}\n", text);
   }
   if (root) fmt::print("{} passed, {} failed, {} skipped\n", passed, failed, skipped);

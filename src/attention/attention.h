@@ -18,8 +18,11 @@ struct SequenceBatch {
   parallel::Mesh* mesh = nullptr;
   std::int64_t batch = 0;                // B
   TensorView global_first, global_last;  // [B, T] i32: tokens of the sequence that a local row sees (documents, window)
+  TensorView document_start;             // [B, T] i32: first token of a local row's document
   TensorView cos, sin;                   // [R, D/2] stat: RoPE of every local row
-  std::vector<int> hops;  // ring hops that some rank needs (parallel/ring.h), equal on every rank of the ring
+  // Ring hops that some rank needs (parallel/ring.h), equal on every rank of the ring: for global_first … global_last,
+  // and for everything that documents allow.
+  std::vector<int> hops, document_hops;
 
   std::int64_t local_tokens() const { return layout->local_tokens(); }
   std::int64_t rows() const { return batch * local_tokens(); }

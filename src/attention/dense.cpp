@@ -2,9 +2,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "attention/attention.h"
+#include "attention/ring_buffers.h"
 #include "ops/ops.h"
-#include "parallel/ring.h"
 
 namespace annulus::attention {
 namespace {
@@ -27,10 +26,6 @@ struct Bounds {
       : first(ctx.scratch->allocate("band first", DType::i32, sequence.global_first.shape)),
         last(ctx.scratch->allocate("band last", DType::i32, sequence.global_first.shape)) {}
 };
-
-TensorView scratch_like(Context& ctx, const char* name, const TensorView& model, bool needed = true) {
-  return needed ? ctx.scratch->allocate(name, model.dtype, model.shape) : TensorView{};
-}
 
 }  // namespace
 
@@ -69,70 +64,45 @@ void dense_forward(Context& ctx, const SequenceBatch& sequence, const DenseForwa
   // The state is carried in stat; where that is the working type the output itself is the state.
   const TensorView o =
       stat == args.out.dtype ? args.out : ctx.scratch->allocate("attention state", stat, args.out.shape);
-  const auto hops = static_cast<int>(sequence.hops.size());
-  const TensorView visiting0 = scratch_like(ctx, "visiting kv 0", args.kv, hops > 1);
-  const TensorView visiting1 = scratch_like(ctx, "visiting kv 1", args.kv, hops > 2);
   bool has_state = false;
-  parallel::ring_forward(
-      ctx,
-      {.ring = sequence.mesh->kv_ring(), .hops = sequence.hops, .own = args.kv, .visiting = {visiting0, visiting1}},
-      [&](int source, const TensorView& kv, bool is_last) {
-        map_bounds(ctx, sequence, source, bounds.first, bounds.last);
-        band_forward(ctx, {.q = args.q,
-                           .k = kv[0],
-                           .v = kv[1],
-                           .first = bounds.first,
-                           .last = bounds.last,
-                           .o = o,
-                           .lse = args.lse,
-                           .has_state = has_state,
-                           .out = is_last ? args.out : TensorView{},
-                           .scale = 1 / std::sqrt(static_cast<double>(args.q.dim(3)))});
-        has_state = true;
-      });
+  run_ring_forward(ctx, sequence, sequence.hops, args.kv, [&](int source, const TensorView& kv, bool is_last) {
+    map_bounds(ctx, sequence, source, bounds.first, bounds.last);
+    band_forward(ctx, {.q = args.q,
+                       .k = kv[0],
+                       .v = kv[1],
+                       .first = bounds.first,
+                       .last = bounds.last,
+                       .o = o,
+                       .lse = args.lse,
+                       .has_state = has_state,
+                       .out = is_last ? args.out : TensorView{},
+                       .scale = 1 / std::sqrt(static_cast<double>(args.q.dim(3)))});
+    has_state = true;
+  });
 }
 
 void dense_backward(Context& ctx, const SequenceBatch& sequence, const DenseBackward& args) {
   const Arena::Scope scope(*ctx.scratch);
   const Bounds bounds(ctx, sequence);
   const TensorView delta = ctx.scratch->allocate("attention delta", args.lse.dtype, args.lse.shape);
-  const auto hops = static_cast<int>(sequence.hops.size());
-  const TensorView visiting0 = scratch_like(ctx, "visiting kv 0", args.kv, hops > 1);
-  const TensorView visiting1 = scratch_like(ctx, "visiting kv 1", args.kv, hops > 2);
-  const TensorView partial = scratch_like(ctx, "partial d_kv", args.d_kv, hops > 1);
-  const TensorView travelling0 = scratch_like(ctx, "travelling d_kv 0", args.d_kv, hops > 1);
-  const TensorView travelling1 = scratch_like(ctx, "travelling d_kv 1", args.d_kv, hops > 1);
-
   band_delta(ctx, {.d_o = args.d_out, .o = args.out, .delta = delta});
   ops::fill(ctx, {.y = args.d_q, .value = 0});
-  parallel::ring_backward(
-      ctx,
-      {.ring = sequence.mesh->kv_ring(),
-       .gradient_ring = sequence.mesh->dkv_ring(),
-       .hops = sequence.hops,
-       .own = args.kv,
-       .visiting = {visiting0, visiting1},
-       .own_gradient = args.d_kv,
-       .partial = partial,
-       .travelling = {travelling0, travelling1},
-       .zero = [](Context& c, const TensorView& y) { ops::fill(c, {.y = y, .value = 0}); },
-       .accumulate = [](Context& c, const TensorView& from,
-                        const TensorView& into) { ops::add(c, {.a = from, .b = into, .y = into}); }},
-      [&](int source, const TensorView& kv, const TensorView& d_kv) {
-        map_bounds(ctx, sequence, source, bounds.first, bounds.last);
-        band_backward(ctx, {.q = args.q,
-                            .k = kv[0],
-                            .v = kv[1],
-                            .first = bounds.first,
-                            .last = bounds.last,
-                            .d_o = args.d_out,
-                            .lse = args.lse,
-                            .delta = delta,
-                            .d_q = args.d_q,
-                            .d_k = d_kv[0],
-                            .d_v = d_kv[1],
-                            .scale = 1 / std::sqrt(static_cast<double>(args.q.dim(3)))});
-      });
+  run_ring_backward(ctx, sequence, sequence.hops, args.kv, args.d_kv,
+                    [&](int source, const TensorView& kv, const TensorView& d_kv) {
+                      map_bounds(ctx, sequence, source, bounds.first, bounds.last);
+                      band_backward(ctx, {.q = args.q,
+                                          .k = kv[0],
+                                          .v = kv[1],
+                                          .first = bounds.first,
+                                          .last = bounds.last,
+                                          .d_o = args.d_out,
+                                          .lse = args.lse,
+                                          .delta = delta,
+                                          .d_q = args.d_q,
+                                          .d_k = d_kv[0],
+                                          .d_v = d_kv[1],
+                                          .scale = 1 / std::sqrt(static_cast<double>(args.q.dim(3)))});
+                    });
 }
 
 }  // namespace annulus::attention

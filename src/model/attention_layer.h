@@ -37,10 +37,22 @@ class AttentionLayer {
   virtual void backward(Context& ctx, const SequenceBatch& sequence, const TensorView& d_y, const TensorView& x,
                         const Saved& saved, const TensorView& d_x) const = 0;
   virtual void visit_parameters(const ParameterVisitor& visit) = 0;
+  // What the last forward pass left in `saved`, to look at (statistics, tests): empty views for kinds without it.
+  struct View {
+    TensorView selected;     // [B, T, Hkv, n] i32 (attention/select.h)
+    TensorView gate_logits;  // [R, branches · Hq]
+  };
+  virtual View view(const Saved&) const { return {}; }
+  // From now on these blocks [B, T, Hkv, n] are attended to instead of the best ones (empty: choose again). Gradient
+  // checks and comparisons of precisions need it: a choice is not continuous. The memory is the caller's.
+  virtual void pin_selection(const TensorView&) {}
   // Floating-point operations of the attention products themselves, forward, per sequence of S tokens (all ranks).
   virtual double attention_flops(std::int64_t tokens) const = 0;
 };
 
+// The layer of its kind; parameters are named model.layers.{layer}.self_attn.*
 std::unique_ptr<AttentionLayer> make_attention_layer(const ModelConfig& config, std::int64_t layer);
+std::unique_ptr<AttentionLayer> make_dense_layer(const std::string& name, const ModelConfig& config);
+std::unique_ptr<AttentionLayer> make_nsa_layer(const std::string& name, const ModelConfig& config);
 
 }  // namespace annulus::model

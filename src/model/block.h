@@ -38,6 +38,8 @@ class Block {
                 const TensorView& d_x) const;
   void visit_parameters(const ParameterVisitor& visit);
   double attention_flops(std::int64_t tokens) const { return attention_->attention_flops(tokens); }
+  AttentionLayer::View attention_view(const Saved& saved) const { return attention_->view(*saved.attention); }
+  void pin_selection(const TensorView& selected) { attention_->pin_selection(selected); }
 
  private:
   void fill_saved(Context& ctx, const SequenceBatch& sequence, Saved& saved, const TensorView& y,

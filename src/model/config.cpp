@@ -107,6 +107,16 @@ void validate_nsa(const NsaConfig& n) {
 
 }  // namespace
 
+attention::NsaShape NsaConfig::shape() const {
+  return {.block = block,
+          .stride = stride,
+          .select_block = select_block,
+          .select_count = select_count,
+          .init_blocks = init_blocks,
+          .local_blocks = local_blocks,
+          .window = window};
+}
+
 void ModelConfig::resolve() {
   if (num_key_value_heads == 0) num_key_value_heads = num_attention_heads;
   if (head_dim == 0 && num_attention_heads > 0 && hidden_size % num_attention_heads == 0) {

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "attention/nsa_shape.h"
+
 namespace annulus::model {
 
 enum class AttentionKind { dense, nsa };
@@ -27,6 +29,7 @@ struct NsaConfig {                  // spec/nsa.md
   std::int64_t block = 32, stride = 16;
   std::int64_t hidden = 0;  // 0: head_dim
   std::int64_t select_block = 64, select_count = 16, init_blocks = 1, local_blocks = 2, window = 512;
+  attention::NsaShape shape() const;
   bool operator==(const NsaConfig&) const = default;
 };
 

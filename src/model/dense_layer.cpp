@@ -1,4 +1,4 @@
-// Dense grouped-query attention (arXiv 2305.13245) as a sublayer, and the factory of attention kinds.
+// Dense grouped-query attention (arXiv 2305.13245) as a sublayer.
 #include <algorithm>
 
 #include "model/attention_layer.h"
@@ -107,15 +107,8 @@ void DenseLayer::backward(Context& ctx, const SequenceBatch& sequence, const Ten
   attention::dense_backward(
       ctx, sequence, {.q = s.q, .kv = s.kv, .out = s.out, .lse = s.lse, .d_out = d_out, .d_q = d_q, .d_kv = d_kv});
 
-  // From here in the working type; where it is stat nothing is copied.
-  auto working = [&](const char* name, const TensorView& t) {
-    if (t.dtype == dtype) return t;
-    const TensorView y = ctx.scratch->allocate(name, dtype, t.shape);
-    ops::cast(ctx, {.x = t, .y = y});
-    return y;
-  };
-  const TensorView g_q = working("d_q, working type", d_q);
-  const TensorView g_kv = working("d_kv, working type", d_kv);
+  const TensorView g_q = in_working_type(ctx, "d_q, working type", d_q, dtype);
+  const TensorView g_kv = in_working_type(ctx, "d_kv, working type", d_kv, dtype);
   const TensorView g_k = g_kv[0], g_v = g_kv[1];
   ops::rope(ctx,
             {.x = g_q.reshape({rows, heads_, head_dim_}), .cos = sequence.cos, .sin = sequence.sin, .inverse = true});
@@ -150,17 +143,8 @@ double DenseLayer::attention_flops(std::int64_t tokens) const {
 
 }  // namespace
 
-std::unique_ptr<AttentionLayer> make_attention_layer(const ModelConfig& config, std::int64_t layer) {
-  const std::string name = "model.layers." + std::to_string(layer) + ".self_attn";
-  switch (config.kind(layer)) {
-    case AttentionKind::dense:
-      return std::make_unique<DenseLayer>(name, config);
-    case AttentionKind::nsa:
-      break;
-  }
-  throw ConfigError(fmt::format(
-      "model.attention: layer {} is \"nsa\", which this version cannot build yet; expected \"dense\" for every layer",
-      layer));
+std::unique_ptr<AttentionLayer> make_dense_layer(const std::string& name, const ModelConfig& config) {
+  return std::make_unique<DenseLayer>(name, config);
 }
 
 }  // namespace annulus::model

@@ -2,6 +2,13 @@
 
 namespace annulus::model {
 
+TensorView in_working_type(Context& ctx, const char* name, const TensorView& t, DType working) {
+  if (t.dtype == working) return t;
+  const TensorView y = ctx.scratch->allocate(name, working, t.shape);
+  ops::cast(ctx, {.x = t, .y = y});
+  return y;
+}
+
 Linear::Linear(const std::string& name, std::int64_t in, std::int64_t out, bool bias, Init init)
     : weight_{.name = name + ".weight", .shape = {out, in}, .init = init} {
   if (bias) bias_ = {.name = name + ".bias", .shape = {out}, .init = Init::zeros};

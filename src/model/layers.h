@@ -14,6 +14,9 @@ namespace annulus::model {
 
 using ops::GradMode;
 
+// A stat tensor as the working type: itself where the two are one, else a copy in scratch.
+TensorView in_working_type(Context& ctx, const char* name, const TensorView& t, DType working);
+
 class Linear {
  public:
   Linear(const std::string& name, std::int64_t in, std::int64_t out, bool bias, Init init = Init::normal);

@@ -116,6 +116,7 @@ void Transformer::forward_blocks(Context& ctx, const MicroBatch& in) {
   ops::embedding_forward(ctx, {.token = batch.token, .w = Weight(ctx, embedding_), .y = saved_[0].x});
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
     blocks_[i].forward(ctx, batch.sequence, saved_[i], i + 1 < blocks_.size() ? saved_[i + 1].x : last_x_);
+    if (on_attention_) on_attention_(ctx, static_cast<std::int64_t>(i), blocks_[i].attention_view(saved_[i]));
   }
 }
 

@@ -2,6 +2,8 @@
 // start; memory comes from the caller's arenas. Calls that run blocks are collective over the mesh's sequence axis.
 #pragma once
 
+#include <functional>
+#include <utility>
 #include <vector>
 
 #include "model/block.h"
@@ -43,6 +45,13 @@ class Transformer {
   // logits[R, V] of the working type.
   void forward_logits(Context& ctx, const MicroBatch& batch, const TensorView& logits);
 
+  // Called after every block of a forward pass, to look at its attention on the way. Views hold until the next block.
+  using AttentionHook = std::function<void(Context& ctx, std::int64_t layer, const AttentionLayer::View& view)>;
+  void on_attention(AttentionHook hook) { on_attention_ = std::move(hook); }
+  void pin_selection(std::int64_t layer, const TensorView& selected) {  // AttentionLayer::pin_selection
+    blocks_[static_cast<std::size_t>(layer)].pin_selection(selected);
+  }
+
   // Floating-point operations of forward and backward that the model needs (recomputation not counted), per sequence of
   // S tokens over all ranks; causal attention counts visible pairs only.
   double training_flops(std::int64_t tokens);
@@ -61,6 +70,7 @@ class Transformer {
   RmsNorm norm_;
   Parameter head_;  // unless tied
 
+  AttentionHook on_attention_;
   ModelSizes sizes_;
   Recompute policy_ = Recompute::none;
   std::vector<Block::Saved> saved_;

@@ -1,13 +1,10 @@
-// The cases of `annulus bench`. Times are medians of wall time between device synchronisations; ranks report rank 0's.
-#include "train/bench.h"
+// The cases of `annulus bench`; those of attention are in bench_attention.cpp.
+#include "train/bench_run.h"
 
 #include <algorithm>
 #include <chrono>
-#include <functional>
-#include <numeric>
 
 #include "core/rng.h"
-#include "parallel/ring.h"
 #include "train/peak.h"
 #include "train/session.h"
 
@@ -16,49 +13,15 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-struct Result {
-  std::string name, shape;
-  double ms = 0;
-  double flops = 0, bytes = 0;  // of one call, this rank; one of them is 0
-  std::string extra;            // further JSON members
-};
+}  // namespace
 
-class Bench {
- public:
-  Bench(const BenchOptions& options, parallel::MpiRuntime& runtime)
-      : options_(options), runtime_(runtime), scratch_("bench scratch", DeviceKind::cpu) {
-    ctx_.scratch = &scratch_;
-    ctx_.progress = parallel::mpi_progress;
-  }
+BenchRun::BenchRun(const BenchOptions& options, parallel::MpiRuntime& runtime)
+    : options_(options), runtime_(runtime), scratch_("bench scratch", DeviceKind::cpu) {
+  ctx_.scratch = &scratch_;
+  ctx_.progress = parallel::mpi_progress;
+}
 
-  void ceilings();
-  void kernels();
-  void attention(std::int64_t tokens, std::int64_t heads, std::int64_t kv_heads, std::int64_t dim,
-                 const char* suffix = "");
-  void training_step(const std::string& name, const model::ModelConfig& model, std::int64_t tokens);
-  void print() const;
-
- private:
-  bool wanted(const std::string& name, bool only_by_name = false) const {
-    return options_.filter.empty() ? !only_by_name : name.find(options_.filter) != std::string::npos;
-  }
-  // Median over at least 3 calls and 0.5 s, after one to warm up. Collective where `call` is.
-  double time(const std::function<void()>& call);
-  void measure(const std::string& name, const std::string& shape, double flops, double bytes,
-               const std::function<void()>& call) {
-    if (wanted(name)) results_.push_back({name, shape, 1e3 * time(call), flops, bytes, {}});
-  }
-  TensorView random(Arena& arena, const Shape& shape);
-
-  BenchOptions options_;
-  parallel::MpiRuntime& runtime_;
-  Context ctx_;
-  Arena scratch_;
-  double peak_flops_ = 0, bandwidth_ = 0;
-  std::vector<Result> results_;
-};
-
-double Bench::time(const std::function<void()>& call) {
+double BenchRun::time(const std::function<void()>& call) {
   call();
   std::vector<double> seconds;
   double total = 0;
@@ -77,7 +40,7 @@ double Bench::time(const std::function<void()>& call) {
   return seconds[seconds.size() / 2];
 }
 
-TensorView Bench::random(Arena& arena, const Shape& shape) {
+TensorView BenchRun::random(Arena& arena, const Shape& shape) {
   const TensorView t = arena.allocate("bench", DType::f32, shape);
   if (!t.data) return t;
   const CounterRng rng(1, "bench");
@@ -87,7 +50,7 @@ TensorView Bench::random(Arena& arena, const Shape& shape) {
   return t;
 }
 
-void Bench::ceilings() {
+void BenchRun::ceilings() {
   peak_flops_ = measured_peak_flops(ctx_, DType::f32, cpu_allocator());
   Arena arena("copy", DeviceKind::cpu);
   TensorView from, to;
@@ -99,7 +62,7 @@ void Bench::ceilings() {
   bandwidth_ = 2.0 * static_cast<double>(from.bytes()) / time([&] { ops::cast(ctx_, {.x = from, .y = to}); });
 }
 
-void Bench::kernels() {
+void BenchRun::kernels() {
   constexpr std::int64_t kRows = 1024, kHidden = 768, kInner = 2048, kVocab = 50304, kChunk = 320;
   Arena arena("kernels", DeviceKind::cpu);
   TensorView x, y, z, inner[5], w_inner, w_hidden, rstd, d_w, logits, target, losses, adam[4], factor;
@@ -158,70 +121,7 @@ void Bench::kernels() {
   });
 }
 
-// Causal attention over a sequence spread over all ranks: forward and backward through the ring. FLOPs: forward
-// 2·S²·D·Hq, backward 2.5 times that, shared by the ranks.
-void Bench::attention(std::int64_t tokens, std::int64_t heads, std::int64_t kv_heads, std::int64_t dim,
-                      const char* suffix) {
-  const std::string forward = std::string("attention_forward") + suffix,
-                    backward = std::string("attention_backward") + suffix;
-  const bool heavy = *suffix != 0;
-  if (!wanted(forward, heavy) && !wanted(backward, heavy)) return;
-  const int ranks = runtime_.world().size();
-  parallel::Mesh mesh(runtime_.world(), {{"sequence", ranks}});
-  const parallel::SequenceLayout layout(parallel::LayoutKind::zigzag, tokens, ranks);
-  const std::int64_t local = layout.local_tokens();
-  Arena arena("attention", DeviceKind::cpu), scratch("attention scratch", DeviceKind::cpu);
-  Context ctx = ctx_;
-  ctx.scratch = &scratch;
-  TensorView q, kv, out, lse, d_out, d_q, d_kv;
-  annulus::attention::SequenceBatch batch;
-  batch.layout = &layout;
-  batch.mesh = &mesh;
-  batch.batch = 1;
-  batch.hops = parallel::all_hops(ranks);
-  const auto allocate = [&] {
-    q = random(arena, {1, local, heads, dim});
-    kv = random(arena, {2, 1, local, kv_heads, dim});
-    out = random(arena, q.shape);
-    d_out = random(arena, q.shape);
-    d_q = random(arena, q.shape);
-    d_kv = random(arena, kv.shape);
-    lse = random(arena, {1, heads, local});
-    batch.global_first = arena.allocate("first", DType::i32, {1, local});
-    batch.global_last = arena.allocate("last", DType::i32, {1, local});
-  };
-  const auto run_forward = [&] {
-    annulus::attention::dense_forward(ctx, batch, {.q = q, .kv = kv, .out = out, .lse = lse});
-  };
-  const auto run_backward = [&] {
-    annulus::attention::dense_backward(
-        ctx, batch, {.q = q, .kv = kv, .out = out, .lse = lse, .d_out = d_out, .d_q = d_q, .d_kv = d_kv});
-  };
-  allocate();
-  ctx.planning = true;
-  run_forward();
-  run_backward();
-  ctx.planning = false;
-  arena.commit();
-  scratch.commit();
-  allocate();
-  for (std::int64_t row = 0; row < local; ++row) {
-    batch.global_first.as<std::int32_t>()[row] = 0;
-    batch.global_last.as<std::int32_t>()[row] =
-        static_cast<std::int32_t>(layout.global_index(mesh.coordinate("sequence"), row));
-  }
-  const double s = static_cast<double>(tokens), flops = 2 * s * s * static_cast<double>(dim * heads) / ranks;
-  const std::string shape = fmt::format("S {} Hq {} Hkv {} D {} ranks {}", tokens, heads, kv_heads, dim, ranks);
-  const std::string memory = fmt::format(
-      "\"attention_mib\":{:.1f}", static_cast<double>(arena.planned_bytes() + scratch.planned_bytes()) / (1 << 20));
-  results_.push_back({forward, shape, 1e3 * time(run_forward), flops, 0, memory});
-  results_.push_back({backward, shape, 1e3 * time(run_backward), 2.5 * flops, 0, memory});
-  const auto n = results_.size();
-  results_.push_back(
-      {std::string("attention_both") + suffix, shape, results_[n - 2].ms + results_[n - 1].ms, 3.5 * flops, 0, memory});
-}
-
-void Bench::training_step(const std::string& name, const model::ModelConfig& model, std::int64_t tokens) {
+void BenchRun::training_step(const std::string& name, const model::ModelConfig& model, std::int64_t tokens) {
   if (!wanted(name)) return;
   const int ranks = runtime_.world().size();
   RunConfig config;
@@ -260,7 +160,7 @@ void Bench::training_step(const std::string& name, const model::ModelConfig& mod
                                   static_cast<double>(engine.planned_bytes()) / (1 << 20))});
 }
 
-void Bench::print() const {
+void BenchRun::print() const {
   if (runtime_.world().rank() != 0) return;
   if (options_.json) {
     std::string cases;
@@ -286,6 +186,8 @@ void Bench::print() const {
   }
 }
 
+namespace {
+
 model::ModelConfig gpt2_like() {
   model::ModelConfig m;
   m.vocab_size = 50304;
@@ -300,13 +202,17 @@ model::ModelConfig gpt2_like() {
 
 int run_bench(const BenchOptions& options, parallel::MpiRuntime& runtime) {
   set_threads(runtime);
-  Bench bench(options, runtime);
+  BenchRun bench(options, runtime);
   bench.ceilings();
   bench.kernels();
   bench.attention(4096, 12, 12, 64);
   bench.attention(4096, 12, 3, 64);
   bench.attention(4096, 8, 2, 128);
   bench.attention(65536, 1, 1, 64, "_64k");
+  bench.attention(32768, 8, 1, 64, "_nsa_32k");  // beside its sparse twin
+  for (const std::int64_t tokens : {4096, 8192, 16384, 32768, 65536, 131072}) {
+    bench.nsa(tokens, 8, 1, 64, fmt::format("{}k_", tokens / 1024));
+  }
   bench.training_step("train_step", gpt2_like(), 1024);
   model::ModelConfig small = gpt2_like();
   small.num_hidden_layers = 2;

@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "parallel/layout.h"
 #include "train/config_fields.h"
+#include "train/engine.h"
 
 namespace annulus::train {
 
@@ -101,9 +102,8 @@ void validate_sequence(const RunConfig& c) {
   const std::int64_t tokens = c.train.sequence_length;
   if (ranks == 1) return;
   const auto kind = c.parallel.layout == "zigzag" ? parallel::LayoutKind::zigzag : parallel::LayoutKind::contiguous;
-  const bool nsa = c.model.has_nsa();
   try {
-    parallel::SequenceLayout(kind, tokens, ranks, nsa ? c.model.nsa.select_block : 1, nsa ? c.model.nsa.window - 1 : 1);
+    (void)sequence_layout(c.model, kind, tokens, ranks);
   } catch (const ConfigError& error) {
     throw ConfigError(fmt::format("train.sequence_length = {}: {}", tokens, error.what()));
   }

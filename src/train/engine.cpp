@@ -12,12 +12,19 @@ std::int32_t* i32(const TensorView& view) { return view.as<std::int32_t>(); }
 
 }  // namespace
 
+parallel::SequenceLayout sequence_layout(const model::ModelConfig& model, parallel::LayoutKind kind,
+                                         std::int64_t tokens, int ranks) {
+  if (!model.has_nsa()) return {kind, tokens, ranks};
+  const auto shape = model.nsa.shape();
+  return {kind, tokens, ranks, shape.chunk_multiple(), shape.min_chunk()};
+}
+
 Engine::Engine(const ComputeDevice& device, parallel::Mesh& mesh, const EngineOptions& options)
     : options_(options),
       device_(device),
       mesh_(mesh),
       ctx_(make_device_context(device)),
-      layout_(options.layout, options.sequence_length, mesh.size("sequence")),
+      layout_(sequence_layout(options.model, options.layout, options.sequence_length, mesh.size("sequence"))),
       model_(options.model),
       store_(model_, mesh.world().rank(), mesh.world().size()),
       parameters_("parameters", device.kind, device.allocator),
@@ -26,6 +33,11 @@ Engine::Engine(const ComputeDevice& device, parallel::Mesh& mesh, const EngineOp
       activations_("activations", device.kind, device.allocator),
       scratch_("scratch", device.kind, device.allocator),
       host_("host", DeviceKind::cpu, device.host_allocator) {
+  if (device.kind == DeviceKind::cuda && options.model.has_nsa()) {
+    throw ConfigError(
+        "model.attention: \"nsa\" layers run on CPU ranks only in this version; expected \"dense\" layers on a GPU. Set "
+        "parallel.device = \"cpu\"");
+  }
   ctx_.scratch = &scratch_;
   ctx_.deterministic = options.deterministic;
   first_.resize(static_cast<std::size_t>(options_.batch * options_.sequence_length));
@@ -54,19 +66,20 @@ void Engine::allocate() {
   batch_.position = activations_.allocate("positions", DType::i32, {rows});
   batch_.sequence.global_first = activations_.allocate("first visible token", DType::i32, {batch, local});
   batch_.sequence.global_last = activations_.allocate("last visible token", DType::i32, {batch, local});
+  batch_.sequence.document_start = activations_.allocate("document start", DType::i32, {batch, local});
   losses_ = activations_.allocate("losses", stat, {rows});
   scalars_ = activations_.allocate("step scalars", DType::f64, {4});
   for (auto* staged : {&host_token_, &host_target_, &host_position_}) {
     *staged = host_.allocate("batch staging", DType::i32, {rows});
   }
-  for (auto* staged : {&host_first_, &host_last_})
+  for (auto* staged : {&host_first_, &host_last_, &host_start_})
     *staged = host_.allocate("batch staging", DType::i32, {batch, local});
   host_losses_ = host_.allocate("losses", stat, {rows});
   host_scalars_ = host_.allocate("step scalars", DType::f64, {4});
   batch_.sequence.layout = &layout_;
   batch_.sequence.mesh = &mesh_;
   batch_.sequence.batch = batch;
-  batch_.sequence.hops = parallel::all_hops(mesh_.size("sequence"));
+  batch_.sequence.hops = batch_.sequence.document_hops = parallel::all_hops(mesh_.size("sequence"));
 }
 
 void Engine::plan() {
@@ -155,6 +168,7 @@ void Engine::load(const Sequences& in) {
       i32(host_position_)[to] = static_cast<std::int32_t>(t - in.document_start[static_cast<std::size_t>(at)]);
       i32(host_first_)[to] = first[at];
       i32(host_last_)[to] = static_cast<std::int32_t>(t);
+      i32(host_start_)[to] = in.document_start[static_cast<std::size_t>(at)];
     }
   }
   copy(ctx_, host_token_, batch_.token);
@@ -162,8 +176,10 @@ void Engine::load(const Sequences& in) {
   copy(ctx_, host_position_, batch_.position);
   copy(ctx_, host_first_, batch_.sequence.global_first);
   copy(ctx_, host_last_, batch_.sequence.global_last);
+  copy(ctx_, host_start_, batch_.sequence.document_start);
   staged_.set(ctx_);
   batch_.sequence.hops = attention::needed_hops(layout_, first_, options_.batch);
+  batch_.sequence.document_hops = attention::needed_hops(layout_, in.document_start, options_.batch);
 }
 
 void Engine::zero_gradients() { ops::fill(ctx_, {.y = store_.gradients(), .value = 0}); }

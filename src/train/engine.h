@@ -14,6 +14,11 @@
 
 namespace annulus::train {
 
+// The layout of a model's sequences: NSA layers ask for chunks of their own (attention/nsa_shape.h). ConfigError with
+// the lengths that fit.
+parallel::SequenceLayout sequence_layout(const model::ModelConfig& model, parallel::LayoutKind kind,
+                                         std::int64_t tokens, int ranks);
+
 struct EngineOptions {
   model::ModelConfig model;
   DType dtype = DType::f32;
@@ -94,8 +99,8 @@ class Engine {
   TensorView losses_;   // [R] stat
   TensorView scalars_;  // f64 [4] on the device: loss sum, sum of squares, norm, clip factor
   TensorView host_scalars_, host_losses_;
-  TensorView host_token_, host_target_, host_position_, host_first_, host_last_;  // staging
-  Fence staged_;                                                                  // the staging has been copied
+  TensorView host_token_, host_target_, host_position_, host_first_, host_last_, host_start_;  // staging
+  Fence staged_;                     // the staging has been copied
   std::vector<std::int32_t> first_;  // [B, S] first visible token, for the ring's plan
   std::vector<double> loss_values_;
 };

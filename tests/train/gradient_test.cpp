@@ -23,6 +23,16 @@ model::ModelConfig tiny() {
   return m;
 }
 
+// Small sparse attention in every layer; documents of 1, 7 and more tokens make all its special rows.
+model::ModelConfig tiny_nsa() {
+  auto m = tiny();
+  m.attention = {model::AttentionKind::nsa};
+  m.nsa = {.block = 4, .stride = 2, .hidden = 3, .select_block = 4, .select_count = 2, .local_blocks = 1, .window = 3};
+  m.resolve();
+  m.validate();
+  return m;
+}
+
 struct Rig {
   Rig(const model::ModelConfig& config, std::int64_t tokens)
       : mesh(*world, {{"data", 1}, {"sequence", 1}}),
@@ -58,14 +68,29 @@ struct Rig {
     for (const double x : engine.losses()) sum += x;
     return sum;
   }
+  // NSA layers keep to the blocks that they choose now: what gradients of a choice that is not continuous refer to.
+  void pin_selection() {
+    auto& model = engine.model();
+    pinned.resize(static_cast<std::size_t>(model.config().num_hidden_layers));
+    model.on_attention([&](Context&, std::int64_t layer, const model::AttentionLayer::View& view) {
+      if (!view.selected.shape.rank()) return;
+      auto& kept = pinned[static_cast<std::size_t>(layer)];
+      kept.assign(view.selected.as<std::int32_t>(), view.selected.as<std::int32_t>() + view.selected.numel());
+      model.pin_selection(layer, host_view(kept.data(), view.selected.shape));
+    });
+    (void)loss();
+    model.on_attention(nullptr);
+  }
   std::unique_ptr<parallel::Communicator> world = parallel::make_self_communicator();
   parallel::Mesh mesh;
   Engine engine;
   std::vector<std::int32_t> token, target, start;
+  std::vector<std::vector<std::int32_t>> pinned;
 };
 
 void check_gradients(const model::ModelConfig& config) {
   Rig rig(config, 19);
+  rig.pin_selection();
   auto& store = rig.engine.store();
   rig.engine.load({rig.token, rig.target, rig.start});
   rig.engine.zero_gradients();
@@ -108,8 +133,34 @@ TEST(ModelGradient, OneAndAllHeadsShare) {
   check_gradients(m);
 }
 
-TEST(Causality, AChangedTokenChangesNothingBeforeItNorOtherDocuments) {
-  Rig rig(tiny(), 19);
+TEST(ModelGradient, Sparse) {
+  for (const char* kv : {"per_branch", "shared"}) {
+    for (const char* rope : {"after", "before"}) {
+      for (const char* compression : {"mlp", "mean"}) {
+        SCOPED_TRACE(std::string(kv) + " " + rope + " " + compression);
+        auto m = tiny_nsa();
+        m.nsa.kv = kv;
+        m.nsa.rope = rope;
+        m.nsa.compression = compression;
+        m.qk_norm = m.attention_bias = true;
+        m.rope_scaling = {.rope_type = "yarn", .factor = 4, .original_max_position_embeddings = 16};
+        check_gradients(m);
+      }
+    }
+  }
+}
+
+TEST(ModelGradient, SparseGroupsAndMixedLayers) {
+  for (const std::int64_t kv_heads : {4, 1}) {
+    auto m = tiny_nsa();
+    m.num_key_value_heads = kv_heads;
+    m.attention = {model::AttentionKind::dense, model::AttentionKind::nsa};
+    check_gradients(m);
+  }
+}
+
+void expect_causal(const model::ModelConfig& config) {
+  Rig rig(config, 19);
   (void)rig.loss();
   const std::vector<double> before(rig.engine.losses().begin(), rig.engine.losses().end());
   for (const std::size_t t : {3u, 7u, 12u, 18u}) {
@@ -128,10 +179,21 @@ TEST(Causality, AChangedTokenChangesNothingBeforeItNorOtherDocuments) {
   }
 }
 
+TEST(Causality, AChangedTokenChangesNothingBeforeItNorOtherDocuments) { expect_causal(tiny()); }
+
+TEST(Causality, Sparse) {
+  auto m = tiny_nsa();
+  expect_causal(m);
+  m.nsa.kv = "shared";
+  m.nsa.rope = "before";
+  m.nsa.compression = "mean";
+  expect_causal(m);
+}
+
 // An engine for evaluation, whose blocks share memory, gives the losses of one for training, at any length.
-TEST(Evaluation, HasTheLossesOfTheTrainingEngine) {
-  for (const std::int64_t tokens : {1, 2, 3, 5, 8, 19, 64}) {
-    Rig rig(tiny(), tokens);
+void expect_evaluation_equals_training(const model::ModelConfig& config, std::int64_t tokens) {
+  {
+    Rig rig(config, tokens);
     (void)rig.loss();
     const std::vector<double> wanted(rig.engine.losses().begin(), rig.engine.losses().end());
     EngineOptions options = rig.engine.options();
@@ -145,6 +207,17 @@ TEST(Evaluation, HasTheLossesOfTheTrainingEngine) {
     const std::vector<double> found(evaluation.losses().begin(), evaluation.losses().end());
     EXPECT_EQ(found, wanted) << tokens << " tokens";
     EXPECT_LT(evaluation.planned_bytes(), rig.engine.planned_bytes());
+  }
+}
+
+TEST(Evaluation, HasTheLossesOfTheTrainingEngine) {
+  for (const std::int64_t tokens : {1, 2, 3, 5, 8, 19, 64}) expect_evaluation_equals_training(tiny(), tokens);
+}
+
+// Sequences shorter than a block, as long, longer by one, no multiple of a selection block.
+TEST(Evaluation, SparseAtAnyLength) {
+  for (const std::int64_t tokens : {1, 2, 3, 4, 5, 7, 8, 9, 30, 67}) {
+    expect_evaluation_equals_training(tiny_nsa(), tokens);
   }
 }
 

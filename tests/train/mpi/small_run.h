@@ -18,6 +18,16 @@ inline parallel::MpiRuntime& runtime() {
   return *kRuntime;
 }
 
+struct Whole {  // results, equal on every rank
+  double loss_sum = 0, grad_norm = 0;
+  std::int64_t targets = 0;
+  std::vector<std::string> names;
+  std::vector<std::vector<double>> gradients, weights;  // by parameter; weights after one step
+  // By layer: NSA's selected blocks [B, S, Hkv, n] of a run on one rank; compared and pinned by SmallRun::choices.
+  std::vector<std::vector<std::int32_t>> selected;
+  std::int64_t flips = 0, num_lists = 0;  // lists of this rank that differ from SmallRun::choices, of how many
+};
+
 struct SmallRun {
   model::ModelConfig model;
   DType dtype = DType::f64;
@@ -26,6 +36,8 @@ struct SmallRun {
   std::int64_t tokens = 48, batch = 2;
   std::vector<std::int64_t> documents;  // lengths; empty: one document
   std::int64_t only_target = -1;        // the only position of sequence 0 that keeps its target; −2: no target at all
+  const Whole* choices = nullptr;       // of a run on one rank: whose selected blocks are compared, and used if pinned
+  bool pinned = false;
 };
 
 inline model::ModelConfig small_model(std::int64_t kv_heads = 2) {
@@ -42,12 +54,15 @@ inline model::ModelConfig small_model(std::int64_t kv_heads = 2) {
   return m;
 }
 
-struct Whole {  // results, equal on every rank
-  double loss_sum = 0, grad_norm = 0;
-  std::int64_t targets = 0;
-  std::vector<std::string> names;
-  std::vector<std::vector<double>> gradients, weights;  // by parameter; weights after one step
-};
+// Small sparse attention: overlapping blocks, more blocks than are selected, a window that is no multiple of anything.
+inline model::ModelConfig small_nsa_model(std::int64_t kv_heads = 2) {
+  model::ModelConfig m = small_model(kv_heads);
+  m.attention = {model::AttentionKind::nsa};
+  m.nsa = {.block = 4, .stride = 2, .hidden = 5, .select_block = 4, .select_count = 4, .window = 7};
+  m.resolve();
+  m.validate();
+  return m;
+}
 
 struct HostBatch {
   std::vector<std::int32_t> tokens, targets, start;
@@ -98,6 +113,51 @@ inline std::vector<std::vector<double>> by_parameter(train::Engine& engine, cons
   return out;
 }
 
+// The choices of one layer for this rank's rows, from those of the whole batch.
+inline std::vector<std::int32_t> local_choices(train::Engine& engine, const std::vector<std::int32_t>& whole) {
+  const auto& options = engine.options();
+  const std::int64_t tokens = options.sequence_length, local = engine.layout().local_tokens();
+  const std::int64_t row_size = options.model.num_key_value_heads * options.model.nsa.select_count;
+  std::vector<std::int32_t> out;
+  for (std::int64_t row = 0; row < options.batch * local; ++row) {
+    const std::int64_t b = row / local + engine.mesh().coordinate("data") * options.batch;
+    const std::int64_t t = engine.layout().global_index(engine.mesh().coordinate("sequence"), row % local);
+    const auto from = whole.begin() + (b * tokens + t) * row_size;
+    out.insert(out.end(), from, from + row_size);
+  }
+  return out;
+}
+
+// Compares the blocks that every layer selects with the run's choices, or pins those.
+inline void watch_selection(const SmallRun& run, train::Engine& engine, Whole& out,
+                            std::vector<std::vector<std::int32_t>>& choices) {
+  if (run.choices) {
+    for (const auto& whole : run.choices->selected) choices.push_back(local_choices(engine, whole));
+  }
+  const auto& options = engine.options();
+  const std::int64_t count = options.model.nsa.select_count;
+  if (run.pinned) {
+    const Shape shape{options.batch, engine.layout().local_tokens(), options.model.num_key_value_heads, count};
+    for (std::size_t i = 0; i < choices.size(); ++i) {
+      if (!choices[i].empty())
+        engine.model().pin_selection(static_cast<std::int64_t>(i), host_view(choices[i].data(), shape));
+    }
+  }
+  out.selected.resize(static_cast<std::size_t>(options.model.num_hidden_layers));
+  engine.model().on_attention([&, count](Context&, std::int64_t layer, const model::AttentionLayer::View& view) {
+    if (!view.selected.shape.rank()) return;
+    const auto* got = view.selected.as<std::int32_t>();
+    auto& kept = out.selected[static_cast<std::size_t>(layer)];
+    kept.assign(got, got + view.selected.numel());
+    if (!run.choices) return;
+    const auto& wanted = choices[static_cast<std::size_t>(layer)];
+    for (std::size_t i = 0; i < wanted.size(); i += static_cast<std::size_t>(count)) {
+      out.flips += !std::equal(got + i, got + i + count, wanted.begin() + static_cast<std::ptrdiff_t>(i));
+      ++out.num_lists;
+    }
+  });
+}
+
 // Collective over `world`.
 inline Whole run_step(const SmallRun& run, parallel::Communicator& world, int data, int sequence) {
   parallel::Mesh mesh(world, {{"data", data}, {"sequence", sequence}});
@@ -119,6 +179,8 @@ inline Whole run_step(const SmallRun& run, parallel::Communicator& world, int da
   engine.initialize(3);
   const HostBatch batch = make_batch(run, mesh.coordinate("data") * options.batch, options.batch);
   Whole out;
+  std::vector<std::vector<std::int32_t>> choices;
+  watch_selection(run, engine, out, choices);
   const HostBatch all = make_batch(run, 0, run.batch);
   out.targets = std::count_if(all.targets.begin(), all.targets.end(), [](auto t) { return t >= 0; });
   const double scale = out.targets > 0 ? 1 / static_cast<double>(out.targets) : 0;
@@ -139,6 +201,16 @@ inline Whole run_step(const SmallRun& run, parallel::Communicator& world, int da
   out.weights = by_parameter(engine, engine.store().values());
   for (const auto& e : engine.store().entries()) out.names.push_back(e.name);
   return out;
+}
+
+// Whether the run's sequences can be spread over so many ranks.
+inline bool fits(const SmallRun& run, int sequence_ranks) {
+  try {
+    (void)train::sequence_layout(run.model, run.layout, run.tokens, sequence_ranks);
+    return true;
+  } catch (const ConfigError&) {
+    return false;
+  }
 }
 
 inline double norm_of(const std::vector<std::vector<double>>& tensors) {
