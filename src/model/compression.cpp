@@ -9,13 +9,16 @@ constexpr std::int64_t kRangeBytes = std::int64_t{8} << 20;  // of unfolded bloc
 
 }  // namespace
 
-Compression::Compression(const std::string& name, const NsaConfig& c, std::int64_t head_dim)
+Compression::Compression(const std::string& name, const NsaConfig& c, std::int64_t kv_heads, std::int64_t head_dim)
     : mlp_(c.compression == "mlp"),
       block_(c.block),
       head_dim_(head_dim),
       pe_{.name = name + ".pe", .shape = {c.block, head_dim}},
       w1_{.name = name + ".w1", .shape = {c.hidden, c.block * head_dim}},
-      w2_{.name = name + ".w2", .shape = {head_dim, c.hidden}, .init = Init::zeros} {}
+      w2_{.name = name + ".w2", .shape = {head_dim, c.hidden}, .init = Init::zeros} {
+  pe_.uses_per_token = 0;
+  w1_.uses_per_token = w2_.uses_per_token = static_cast<double>(kv_heads) / static_cast<double>(c.stride);
+}
 
 template <class Visit>
 void Compression::for_row_ranges(const TensorView& blocks, DType dtype, const Visit& visit) const {

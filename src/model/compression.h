@@ -10,7 +10,7 @@ namespace annulus::model {
 class Compression {
  public:
   // name.pe [l, D], name.w1 [h, l·D], name.w2 [D, h]; none with "mean".
-  Compression(const std::string& name, const NsaConfig& config, std::int64_t head_dim);
+  Compression(const std::string& name, const NsaConfig& config, std::int64_t kv_heads, std::int64_t head_dim);
 
   // x [B, chunks·c, Hkv, D], halo -> y [B, chunks, N, Hkv, D].
   void forward(Context& ctx, const attention::BlockGridShape& grid, const TensorView& x, const TensorView& halo,

@@ -89,8 +89,8 @@ NsaLayer::NsaLayer(const std::string& name, const ModelConfig& c)
       shared_(c.nsa.kv == "shared"),
       rope_after_(c.nsa.rope == "after"),
       q_proj_(name + ".q_proj", c.hidden_size, heads_ * head_dim_, c.attention_bias),
-      compress_k_(name + ".cmp_k", c.nsa, head_dim_),
-      compress_v_(name + ".cmp_v", c.nsa, head_dim_),
+      compress_k_(name + ".cmp_k", c.nsa, kv_heads_, head_dim_),
+      compress_v_(name + ".cmp_v", c.nsa, kv_heads_, head_dim_),
       gate_(name + ".gate", c.hidden_size, kNumBranches * heads_, true),
       o_proj_(name + ".o_proj", heads_ * head_dim_, c.hidden_size, false, Init::residual) {
   const std::vector<std::string> prefixes =

@@ -15,8 +15,9 @@ struct Parameter {
   std::string name;  // spec/model.md: HuggingFace's where it has one
   Shape shape;
   Init init = Init::normal;
-  TensorView value{};     // working type
-  TensorView gradient{};  // stat; empty when the model only evaluates
+  double uses_per_token = 1;  // products with a row, of a matrix: what floating-point operations are counted by
+  TensorView value{};         // working type
+  TensorView gradient{};      // stat; empty when the model only evaluates
 
   // Layers see a weight only between acquire and release, so that sharded weights can be gathered here later. Today
   // every rank holds whole working weights and both are free.

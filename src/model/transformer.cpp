@@ -192,15 +192,20 @@ void Transformer::forward_logits(Context& ctx, const MicroBatch& in, const Tenso
   ops::matmul(ctx, {.a = n, .b = Weight(ctx, head()), .c = logits, .transpose_b = true});
 }
 
-double Transformer::training_flops(std::int64_t tokens) {
-  double matrices = 0;  // every matrix takes part once per token; an untied embedding is a gather
+double Transformer::training_flops(std::int64_t tokens, bool as_dense) {
+  double matrices = 0;  // an untied embedding is a gather
   visit_parameters([&](Parameter& p) {
     if (p.shape.rank() == 2 && (&p != &embedding_ || config_.tie_word_embeddings)) {
-      matrices += static_cast<double>(p.shape.numel());
+      matrices += static_cast<double>(p.shape.numel()) * p.uses_per_token;
     }
   });
   double attention = 0;
-  for (const auto& b : blocks_) attention += b.attention_flops(tokens);
+  const double causal = static_cast<double>(tokens) * static_cast<double>(tokens + 1) / 2;
+  for (std::int64_t i = 0; i < config_.num_hidden_layers; ++i) {
+    const bool dense_instead = as_dense && config_.kind(i) != AttentionKind::dense;
+    attention += dense_instead ? 4 * causal * static_cast<double>(config_.num_attention_heads * config_.head_dim)
+                               : blocks_[static_cast<std::size_t>(i)].attention_flops(tokens);
+  }
   return 6 * matrices * static_cast<double>(tokens) + 3.5 * attention;
 }
 

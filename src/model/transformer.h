@@ -53,8 +53,9 @@ class Transformer {
   }
 
   // Floating-point operations of forward and backward that the model needs (recomputation not counted), per sequence of
-  // S tokens over all ranks; causal attention counts visible pairs only.
-  double training_flops(std::int64_t tokens);
+  // S tokens over all ranks; attention counts visible pairs only. as_dense: with full causal attention in place of
+  // sparse.
+  double training_flops(std::int64_t tokens, bool as_dense = false);
 
  private:
   void allocate_common(Arena& arena, const ModelSizes& sizes);

@@ -35,7 +35,8 @@ Engine::Engine(const ComputeDevice& device, parallel::Mesh& mesh, const EngineOp
       host_("host", DeviceKind::cpu, device.host_allocator) {
   if (device.kind == DeviceKind::cuda && options.model.has_nsa()) {
     throw ConfigError(
-        "model.attention: \"nsa\" layers run on CPU ranks only in this version; expected \"dense\" layers on a GPU. Set "
+        "model.attention: \"nsa\" layers run on CPU ranks only in this version; expected \"dense\" layers on a GPU. "
+        "Set "
         "parallel.device = \"cpu\"");
   }
   ctx_.scratch = &scratch_;

@@ -89,8 +89,9 @@ std::string format_duration(double seconds) {
 
 std::string format_step(const StepRecord& r, double seconds_per_step) {
   return fmt::format(
-      "step {}/{} | loss {:.4f} | grad norm {:.2f} | lr {:.1e} | {} tok/s | mfu {:.1f}% | {:.1f} GiB | eta {}", r.step,
-      r.steps, r.loss, r.grad_norm, r.lr, with_thousands(r.tokens_per_second), 100 * r.mfu, r.memory_gib,
+      "step {}/{} | loss {:.4f} | grad norm {:.2f} | lr {:.1e} | {} tok/s | mfu {:.1f}%{} | {:.1f} GiB | eta {}",
+      r.step, r.steps, r.loss, r.grad_norm, r.lr, with_thousands(r.tokens_per_second), 100 * r.mfu,
+      r.dense_mfu > 0 ? fmt::format(" (as dense {:.1f}%)", 100 * r.dense_mfu) : "", r.memory_gib,
       format_duration(seconds_per_step * static_cast<double>(r.steps - r.step)));
 }
 
@@ -124,9 +125,11 @@ void Metrics::event(const std::string& json) {
 
 void Metrics::step(const StepRecord& r) {
   event(fmt::format(R"({{"kind":"step","step":{},"loss":{},"grad_norm":{},"lr":{},"seconds":{},"tokens_per_second":{},)"
-                    R"("mfu":{},"tokens_seen":{}}})",
+                    R"("mfu":{},{}"tokens_seen":{}}})",
                     r.step, exact(r.loss), exact(r.grad_norm), number(r.lr), number(r.seconds),
-                    number(r.tokens_per_second), number(r.mfu), r.tokens_seen));
+                    number(r.tokens_per_second), number(r.mfu),
+                    r.dense_mfu > 0 ? fmt::format("\"dense_equivalent_mfu\":{},", number(r.dense_mfu)) : "",
+                    r.tokens_seen));
   smoothed_seconds_ = smoothed_seconds_ == 0 ? r.seconds : 0.9 * smoothed_seconds_ + 0.1 * r.seconds;
   const std::string line = format_step(r, smoothed_seconds_);
   if (!bar_) {

@@ -12,7 +12,8 @@ struct StepRecord {
   double loss = 0, grad_norm = 0, lr = 0;
   double seconds = 0;            // of the step
   double tokens_per_second = 0;  // of all ranks
-  double mfu = 0;                // of the peak that the run named at its start
+  double mfu = 0;                // of the peak that the run named at its start, executed operations
+  double dense_mfu = 0;          // sparse layers counted as dense ones would be; 0: there are none
   double memory_gib = 0;         // this rank's peak
   std::int64_t tokens_seen = 0;
 };

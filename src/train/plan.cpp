@@ -1,5 +1,7 @@
 #include "train/plan.h"
 
+#include <algorithm>
+
 #include "train/peak.h"
 #include "train/session.h"
 
@@ -56,7 +58,9 @@ int run_plan(const RunConfig& config, int ranks) {
 
   const Assumed a = assumed(config);
   const int sequence = config.parallel.sequence;
-  if (sequence > 1) {
+  const bool has_dense =
+      std::find(m.attention.begin(), m.attention.end(), model::AttentionKind::dense) != m.attention.end();
+  if (sequence > 1 && has_dense) {
     const double local = static_cast<double>(options.batch * engine.layout().local_tokens());
     const double kv = 2 * local * static_cast<double>(m.num_key_value_heads * m.head_dim) *
                       static_cast<double>(size_of(options.dtype));
@@ -70,6 +74,17 @@ int run_plan(const RunConfig& config, int ranks) {
         sequence - 1, mib(kv), 1e3 * hop_seconds, 1e3 * kv / a.link,
         kv / a.link <= hop_seconds ? "hidden"
                                    : "NOT hidden; longer sequences or fewer ranks per sequence would hide it");
+  }
+  if (sequence > 1 && m.has_nsa()) {
+    const double row = 2 * static_cast<double>(options.batch * m.num_key_value_heads * m.head_dim) *
+                       static_cast<double>(size_of(options.dtype));
+    const double local = static_cast<double>(engine.layout().local_tokens());
+    fmt::print(
+        "an NSA layer forward, sent by a rank: {:.2f} MiB of compressed K, V to all others, {} hops of {:.2f} MiB of "
+        "K, V "
+        "for the selection, {:.2f} MiB of rows beside chunks\n\n",
+        mib(row * local / static_cast<double>(m.nsa.stride)), sequence - 1, mib(row * local),
+        mib(row * 2 * static_cast<double>(m.nsa.window - 1 + m.nsa.block - m.nsa.stride)));
   }
   const double seconds = step_flops / (a.flops * ranks);
   fmt::print("time, assuming {}:\n  {:.3g} TFLOP per step, {:.3g} s, {:.4g} tokens/s; {} steps in {:.3g} h\n", a.name,

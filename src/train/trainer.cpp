@@ -278,8 +278,11 @@ void Trainer::save() {
 void Trainer::report(const StepResult& result, double seconds) {
   if (!metrics_ || (done_ % config_.log.every != 0 && done_ != config_.train.steps)) return;
   const double sequences = static_cast<double>(config_.train.global_batch);
-  const double flops = sequences * engine().model().training_flops(config_.train.sequence_length);
   const double ranks = static_cast<double>(runtime_.world().size());
+  const auto share_of_peak = [&](bool as_dense) {
+    return sequences * engine().model().training_flops(config_.train.sequence_length, as_dense) / seconds /
+           (peak_flops_ * ranks);
+  };
   const bool gpu = session_.device().kind == DeviceKind::cuda;
   metrics_->step({.step = done_,
                   .steps = config_.train.steps,
@@ -288,7 +291,8 @@ void Trainer::report(const StepResult& result, double seconds) {
                   .lr = optim::learning_rate(config_.schedule, config_.optimizer.lr, done_ - 1, config_.train.steps),
                   .seconds = seconds,
                   .tokens_per_second = sequences * static_cast<double>(config_.train.sequence_length) / seconds,
-                  .mfu = flops / seconds / (peak_flops_ * ranks),
+                  .mfu = share_of_peak(false),
+                  .dense_mfu = config_.model.has_nsa() ? share_of_peak(true) : 0,
                   .memory_gib = gpu ? static_cast<double>(engine().planned_bytes()) / (1 << 30) : peak_memory_gib(),
                   .tokens_seen = tokens_seen()});
 }

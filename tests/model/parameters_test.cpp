@@ -113,5 +113,23 @@ TEST(Parameters, TrainingFlops) {
   EXPECT_DOUBLE_EQ(narrow.training_flops(8), 6 * matrices * 8 + 2 * 3.5 * 4 * 21 * 40);
 }
 
+// Sparse layers: compression's matrices once per block and KV head, the gate, three pairs of projections, and pairs of
+// the branches: 8 tokens in blocks of 2 from each token on are 7, seen by 7, 6, … 1 queries; 2 blocks of 2 selected, so
+// rows see 1, 2, 3, 4, 4 … keys; a window of 3 as above.
+TEST(Parameters, SparseTrainingFlops) {
+  ModelConfig sparse = config();
+  sparse.attention = {AttentionKind::nsa};
+  sparse.nsa = {
+      .block = 2, .stride = 1, .hidden = 3, .select_block = 2, .select_count = 2, .local_blocks = 1, .window = 3};
+  sparse.resolve();
+  Transformer model(sparse);
+  const auto& c = sparse;
+  const double d = static_cast<double>(c.head_dim), kv = static_cast<double>(c.num_key_value_heads), hq = 40 / d;
+  const double compression = 2 * kv * (3 * 2 * d + d * 3);
+  const double matrices = 300 * 64 + 2 * (40 * 64 + 6 * 20 * 64 + 3 * hq * 64 + compression + 64 * 40 + 3 * 96 * 64);
+  EXPECT_DOUBLE_EQ(model.training_flops(8), 6 * matrices * 8 + 2 * 3.5 * 4 * (28 + 26 + 21) * 40);
+  EXPECT_DOUBLE_EQ(model.training_flops(8, true), 6 * matrices * 8 + 2 * 3.5 * 4 * 36 * 40);
+}
+
 }  // namespace
 }  // namespace annulus::model
