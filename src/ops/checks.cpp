@@ -208,7 +208,12 @@ void check(const Context& ctx, const Rope& a) {
   c.present("x", a.x, 3);
   c.working("x", a.x);
   if (a.x.dim(2) % 2 != 0) c.fail("x", a.x, "an even head dimension");
-  const Shape table{a.x.dim(0), a.x.dim(2) / 2};
+  ANNULUS_CHECK(a.table_stride >= 1, "operation rope: table_stride {}, expected >= 1", a.table_stride);
+  c.present("cos", a.cos, 2);
+  const std::int64_t least = a.x.dim(0) > 0 ? (a.x.dim(0) - 1) * a.table_stride + 1 : 0;
+  if (a.table_stride == 1 ? a.cos.dim(0) != least : a.cos.dim(0) < least)
+    c.fail("cos", a.cos, fmt::format("{} rows for {} rows of x at stride {}", least, a.x.dim(0), a.table_stride));
+  const Shape table{a.cos.dim(0), a.x.dim(2) / 2};
   c.tensor("cos", a.cos, stat_type(a.x.dtype), table);
   c.tensor("sin", a.sin, stat_type(a.x.dtype), table);
   c.apart("x", a.x, {{"cos", a.cos}, {"sin", a.sin}});
@@ -235,6 +240,52 @@ void check(const Context& ctx, const SwigluBackward& a) {
   c.apart("d_gate", a.d_gate, {{"up", a.up}, {"d_y", a.d_y}, {"d_up", a.d_up}});
   c.same_or_apart("d_up", a.d_up, {{"up", a.up}});
   c.apart("d_up", a.d_up, {{"gate", a.gate}, {"d_y", a.d_y}});
+}
+
+void check(const Context& ctx, const SiluForward& a) {
+  const Checker c(ctx, "silu_forward");
+  c.on_device("x", a.x);
+  c.working("x", a.x);
+  c.tensor("y", a.y, a.x.dtype, a.x.shape);
+  c.same_or_apart("y", a.y, {{"x", a.x}});
+}
+
+void check(const Context& ctx, const SiluBackward& a) {
+  const Checker c(ctx, "silu_backward");
+  c.on_device("x", a.x);
+  c.working("x", a.x);
+  c.tensor("d_y", a.d_y, a.x.dtype, a.x.shape);
+  c.tensor("d_x", a.d_x, a.x.dtype, a.x.shape);
+  c.same_or_apart("d_x", a.d_x, {{"x", a.x}, {"d_y", a.d_y}});
+}
+
+void check(const Context& ctx, const GateForward& a) {
+  const Checker c(ctx, "gate_forward");
+  c.present("out", a.out, 3);
+  c.working("out", a.out);
+  c.tensor("logits", a.logits, a.out.dtype, {a.out.dim(0), 3 * a.out.dim(1)});
+  c.apart("out", a.out, {{"logits", a.logits}});
+  for (const TensorView& o : a.o) {
+    c.tensor("o", o, a.out.dtype, a.out.shape);
+    c.apart("out", a.out, {{"o", o}});
+  }
+}
+
+void check(const Context& ctx, const GateBackward& a) {
+  const Checker c(ctx, "gate_backward");
+  c.present("d_out", a.d_out, 3);
+  c.working("d_out", a.d_out);
+  c.tensor("logits", a.logits, a.d_out.dtype, {a.d_out.dim(0), 3 * a.d_out.dim(1)});
+  c.tensor("d_logits", a.d_logits, a.d_out.dtype, a.logits.shape);
+  c.apart("d_logits", a.d_logits, {{"logits", a.logits}, {"d_out", a.d_out}});
+  for (int b = 0; b < 3; ++b) {
+    c.tensor("o", a.o[b], a.d_out.dtype, a.d_out.shape);
+    c.tensor("d_o", a.d_o[b], a.d_out.dtype, a.d_out.shape);
+    c.apart("d_o", a.d_o[b],
+            {{"d_out", a.d_out}, {"logits", a.logits}, {"d_logits", a.d_logits}, {"d_o", a.d_o[(b + 1) % 3]}});
+    for (const TensorView& o : a.o) c.apart("d_o", a.d_o[b], {{"o", o}});
+    c.apart("d_logits", a.d_logits, {{"o", a.o[b]}});
+  }
 }
 
 void check(const Context& ctx, const EmbeddingForward& a) {
@@ -266,6 +317,10 @@ void check(const Context& ctx, const CrossEntropy& a) {
   c.tensor("target", a.target, DType::i32, {a.logits.dim(0)});
   c.tensor("loss", a.loss, stat_type(a.logits.dtype), {a.logits.dim(0)});
   c.apart("loss", a.loss, {{"logits", a.logits}, {"target", a.target}});
+  if (!is_absent(a.correct)) {
+    c.tensor("correct", a.correct, DType::i32, {a.logits.dim(0)});
+    c.apart("correct", a.correct, {{"logits", a.logits}, {"target", a.target}, {"loss", a.loss}});
+  }
   c.apart("logits", a.logits, {{"target", a.target}});
 }
 

@@ -37,6 +37,16 @@ T row_loss(T* x, std::int64_t n, std::int64_t target, T scale) {
   return std::log(sum) + (highest - at_target);
 }
 
+// Whether no other logit is as great as the target's; false where the target's is NaN.
+template <class T>
+bool is_greatest(const T* x, std::int64_t n, std::int64_t target) {
+  const T at_target = x[target];
+  std::int64_t as_great = 0;
+#pragma omp simd reduction(+ : as_great)
+  for (std::int64_t i = 0; i < n; ++i) as_great += x[i] >= at_target;
+  return as_great == 1;
+}
+
 template <class T>
 void run(const CrossEntropy& args) {
   const std::int64_t v = args.logits.dim(1);
@@ -45,8 +55,10 @@ void run(const CrossEntropy& args) {
   const std::int32_t* target = args.target.as<std::int32_t>();
   const T scale = static_cast<T>(args.scale);
   const bool gradient = args.gradient;
+  std::int32_t* correct = args.correct.data ? args.correct.as<std::int32_t>() : nullptr;
   for_rows(args.logits.dim(0), 2 * v, [=](std::int64_t r) {
     T* row = logits + r * v;
+    if (correct) correct[r] = target[r] >= 0 && is_greatest(row, v, target[r]);
     if (target[r] < 0) {
       loss[r] = 0;
       if (gradient) std::fill(row, row + v, T(0));

@@ -35,9 +35,10 @@ void rope(Context&, const Rope& args) {
     const T* cosines = args.cos.as<T>();
     const T* sines = args.sin.as<T>();
     const T sign = args.inverse ? T(-1) : T(1);
+    const std::int64_t table_row = args.table_stride * half;
     for_rows(args.x.dim(0), heads * half * 2, [=](std::int64_t r) {
-      const T* c = cosines + r * half;
-      const T* s = sines + r * half;
+      const T* c = cosines + r * table_row;
+      const T* s = sines + r * table_row;
       for (std::int64_t head = 0; head < heads; ++head) {
         T* low = x + (r * heads + head) * half * 2;
         T* high = low + half;

@@ -24,10 +24,11 @@ __global__ void __launch_bounds__(kThreads)
 // One thread rotates N pairs of one head.
 template <class T, int N>
 __global__ void __launch_bounds__(kThreads)
-    rope_kernel(T* x, const float* cosine, const float* sine, std::int64_t n, int heads, int half, float direction) {
+    rope_kernel(T* x, const float* cosine, const float* sine, std::int64_t n, int heads, int half, float direction,
+                std::int64_t table_stride) {
   const std::int64_t i = (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) * N;
   if (i >= n) return;
-  const std::int64_t head = i / half, entry = head / heads * half + i % half;
+  const std::int64_t head = i / half, entry = head / heads * table_stride * half + i % half;
   T* low = x + head * 2 * half + i % half;
   T* high = low + half;
   const auto a = load<N>(low), b = load<N>(high);
@@ -48,7 +49,7 @@ void launch_rope(const Context& ctx, const Rope& args) {
   const std::int64_t pairs = args.x.numel() / 2;
   rope_kernel<T, N><<<blocks_for(pairs, kThreads * N), kThreads, 0, stream_of(ctx)>>>(
       pointer<T>(args.x), pointer<float>(args.cos), pointer<float>(args.sin), pairs, static_cast<int>(args.x.dim(1)),
-      static_cast<int>(args.x.dim(2) / 2), args.inverse ? -1.0f : 1.0f);
+      static_cast<int>(args.x.dim(2) / 2), args.inverse ? -1.0f : 1.0f, args.table_stride);
   ANNULUS_CUDA_LAUNCHED("rope");
 }
 

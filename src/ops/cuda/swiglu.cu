@@ -1,4 +1,4 @@
-// swiglu_forward, swiglu_backward.
+// swiglu_forward, swiglu_backward, silu_forward, silu_backward.
 #include "ops/cuda/elementwise.h"
 #include "ops/ops.h"
 
@@ -43,7 +43,57 @@ struct Backward {
   }
 };
 
+template <class T>
+struct Silu {
+  const T* x;
+  T* y;
+  template <int N>
+  __device__ void run(std::int64_t i) const {
+    const Pack<T, N> in = load<N>(x + i);
+    Pack<T, N> out;
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      const float value = to_f32(in.v[j]);
+      out.v[j] = from_f32<T>(value * sigmoid(value));
+    }
+    store<N>(y + i, out);
+  }
+};
+
+template <class T>
+struct SiluGradient {
+  const T *d_y, *x;
+  T* d_x;
+  template <int N>
+  __device__ void run(std::int64_t i) const {
+    const Pack<T, N> d = load<N>(d_y + i), in = load<N>(x + i);
+    Pack<T, N> out;
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      const float value = to_f32(in.v[j]), s = sigmoid(value);
+      out.v[j] = from_f32<T>(to_f32(d.v[j]) * s * (1 + value * (1 - s)));
+    }
+    store<N>(d_x + i, out);
+  }
+};
+
 }  // namespace
+
+void silu_forward(Context& ctx, const SiluForward& args) {
+  with_gpu_type("silu_forward", args.x.dtype, [&](auto tag) {
+    using T = decltype(tag);
+    launch_elementwise(ctx, args.x.numel(), aligned16(args.x) && aligned16(args.y),
+                       Silu<T>{pointer<T>(args.x), pointer<T>(args.y)});
+  });
+}
+
+void silu_backward(Context& ctx, const SiluBackward& args) {
+  with_gpu_type("silu_backward", args.x.dtype, [&](auto tag) {
+    using T = decltype(tag);
+    launch_elementwise(ctx, args.x.numel(), aligned16(args.d_y) && aligned16(args.x) && aligned16(args.d_x),
+                       SiluGradient<T>{pointer<T>(args.d_y), pointer<T>(args.x), pointer<T>(args.d_x)});
+  });
+}
 
 void swiglu_forward(Context& ctx, const SwigluForward& args) {
   with_gpu_type("swiglu_forward", args.y.dtype, [&](auto tag) {
