@@ -12,39 +12,39 @@
 
 namespace annulus::attention {
 
-struct BlockGridShape {
-  std::int64_t block = 0, stride = 0;  // l, d; d divides l
-  std::int64_t num_blocks[2] = {0, 0};
+struct LocalBlocks {
+  std::int64_t block = 0, stride = 0;                       // l, d; d divides l
+  std::int64_t chunks = 1, per_chunk = 0;                   // C, N
+  std::int64_t num_blocks[2] = {0, 0};                      // that exist
+  std::int64_t rows() const { return chunks * per_chunk; }  // of a sequence, padding included
 };
 
 // y[B, C, N, Hkv, D] (T) = mean of each block's rows.
 struct BlockMean {
   TensorView x, halo, y;
-  BlockGridShape grid;
+  LocalBlocks blocks;
 };
 
 // d_x, d_halo (stat) += the gradient of the mean; d_y is T or stat.
 struct BlockMeanBackward {
   TensorView d_y, d_x, d_halo;
-  BlockGridShape grid;
+  LocalBlocks blocks;
 };
 
 // Block vectors first_row … first_row + R − 1 of the B·C·N·Hkv (in the order of block tensors) as rows: u[R, l·D], u[r,
 // j·D + c] = channel c of the block's row j; 0 for padding.
 struct UnfoldBlocks {
   TensorView x, halo, u;
-  std::int64_t blocks_per_chunk = 0;  // N
   std::int64_t first_row = 0;
-  BlockGridShape grid;
+  LocalBlocks blocks;
 };
 
 // d_x, d_halo (stat) += the rows d_u[R, l·D] (T or stat) of those block vectors, laid back and summed where they
 // overlap.
 struct FoldBlocks {
   TensorView d_u, d_x, d_halo;
-  std::int64_t blocks_per_chunk = 0;
   std::int64_t first_row = 0;
-  BlockGridShape grid;
+  LocalBlocks blocks;
 };
 
 // What a query row may see in the key buffers of compression and window, [B, T] i32 each, from the row's token and the

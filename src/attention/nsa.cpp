@@ -12,18 +12,17 @@
 namespace annulus::attention {
 
 LocalBlocks local_blocks(const NsaShape& shape, const parallel::SequenceLayout& layout, int rank) {
-  LocalBlocks local;
-  local.grid = {.block = shape.block, .stride = shape.stride};
+  LocalBlocks local{.block = shape.block, .stride = shape.stride};
   const std::int64_t total = shape.num_blocks(layout.tokens());
   if (layout.ranks() == 1) {
-    local.per_chunk = local.grid.num_blocks[0] = total;
+    local.per_chunk = local.num_blocks[0] = total;
     return local;
   }
   local.chunks = 2;
   local.per_chunk = layout.chunk() / shape.stride;
   for (int slot = 0; slot < 2; ++slot) {
     const std::int64_t before = layout.chunk_begin(rank)[static_cast<std::size_t>(slot)] / shape.stride;
-    local.grid.num_blocks[slot] = std::clamp<std::int64_t>(total - before, 0, local.per_chunk);
+    local.num_blocks[slot] = std::clamp<std::int64_t>(total - before, 0, local.per_chunk);
   }
   return local;
 }

@@ -14,13 +14,8 @@ namespace annulus::attention {
 
 enum Branch : int { kCompressed, kSelected, kWindow, kNumBranches };
 
-// The compressed blocks that this rank computes: those that start in its chunks. Block tensors are [B, chunks,
-// per_chunk, Hkv, D]; the sequence's last chunk has l/d − 1 fewer blocks than per_chunk.
-struct LocalBlocks {
-  std::int64_t chunks = 1, per_chunk = 0;
-  BlockGridShape grid;
-  std::int64_t rows() const { return chunks * per_chunk; }
-};
+// The compressed blocks that this rank computes: those that start in its chunks; the sequence's last chunk has l/d − 1
+// fewer than the others.
 LocalBlocks local_blocks(const NsaShape& shape, const parallel::SequenceLayout& layout, int rank);
 
 // The `count` rows before or behind each local chunk, from the ranks that hold them. k, v [B, T, Hkv, D]; halo_k,

@@ -21,34 +21,32 @@ Compression::Compression(const std::string& name, const NsaConfig& c, std::int64
 }
 
 template <class Visit>
-void Compression::for_row_ranges(const TensorView& blocks, DType dtype, const Visit& visit) const {
-  const std::int64_t rows = blocks.numel() / head_dim_;
+void Compression::for_row_ranges(const TensorView& vectors, DType dtype, const Visit& visit) const {
+  const std::int64_t rows = vectors.numel() / head_dim_;
   const std::int64_t row_bytes = block_ * head_dim_ * static_cast<std::int64_t>(size_of(dtype));
   const std::int64_t range = std::max<std::int64_t>(64, kRangeBytes / row_bytes / 64 * 64);
   for (std::int64_t row = 0; row < rows; row += range) visit(row, std::min(range, rows - row));
 }
 
 // u = unfolded blocks + pe, z = u·w1ᵀ.
-void Compression::hidden(Context& ctx, const attention::BlockGridShape& grid, const TensorView& x,
-                         const TensorView& halo, std::int64_t per_chunk, std::int64_t first, const TensorView& u,
-                         const TensorView& z) const {
-  attention::unfold_blocks(
-      ctx, {.x = x, .halo = halo, .u = u, .blocks_per_chunk = per_chunk, .first_row = first, .grid = grid});
+void Compression::hidden(Context& ctx, const attention::LocalBlocks& blocks, const TensorView& x,
+                         const TensorView& halo, std::int64_t first, const TensorView& u, const TensorView& z) const {
+  attention::unfold_blocks(ctx, {.x = x, .halo = halo, .u = u, .first_row = first, .blocks = blocks});
   const Weight pe(ctx, pe_), w1(ctx, w1_);
   ops::add_bias(ctx, {.x = u, .bias = static_cast<const TensorView&>(pe).flat()});
   ops::matmul(ctx, {.a = u, .b = w1, .c = z, .transpose_b = true});
 }
 
-void Compression::forward(Context& ctx, const attention::BlockGridShape& grid, const TensorView& x,
+void Compression::forward(Context& ctx, const attention::LocalBlocks& blocks, const TensorView& x,
                           const TensorView& halo, const TensorView& y) const {
-  attention::block_mean(ctx, {.x = x, .halo = halo, .y = y, .grid = grid});
+  attention::block_mean(ctx, {.x = x, .halo = halo, .y = y, .blocks = blocks});
   if (!mlp_) return;
   const TensorView out = y.reshape({y.numel() / head_dim_, head_dim_});
   for_row_ranges(y, x.dtype, [&](std::int64_t row, std::int64_t count) {
     const Arena::Scope scope(*ctx.scratch);
     const TensorView u = ctx.scratch->allocate("unfolded blocks", x.dtype, {count, block_ * head_dim_});
     const TensorView z = ctx.scratch->allocate("compression hidden", x.dtype, {count, w1_.shape[0]});
-    hidden(ctx, grid, x, halo, y.dim(2), row, u, z);
+    hidden(ctx, blocks, x, halo, row, u, z);
     ops::silu_forward(ctx, {.x = z, .y = z});
     ops::matmul(
         ctx,
@@ -56,10 +54,10 @@ void Compression::forward(Context& ctx, const attention::BlockGridShape& grid, c
   });
 }
 
-void Compression::backward(Context& ctx, const attention::BlockGridShape& grid, const TensorView& d_y,
+void Compression::backward(Context& ctx, const attention::LocalBlocks& blocks, const TensorView& d_y,
                            const TensorView& x, const TensorView& halo, const TensorView& d_x,
                            const TensorView& d_halo) const {
-  attention::block_mean_backward(ctx, {.d_y = d_y, .d_x = d_x, .d_halo = d_halo, .grid = grid});
+  attention::block_mean_backward(ctx, {.d_y = d_y, .d_x = d_x, .d_halo = d_halo, .blocks = blocks});
   if (!mlp_) return;
   const Arena::Scope outer(*ctx.scratch);
   const TensorView d_out =
@@ -72,7 +70,7 @@ void Compression::backward(Context& ctx, const attention::BlockGridShape& grid, 
     const TensorView a = ctx.scratch->allocate("compression silu", x.dtype, narrow);
     const TensorView d_a = ctx.scratch->allocate("d_compression", x.dtype, narrow);
     const TensorView d_part = d_out.rows(row, count);
-    hidden(ctx, grid, x, halo, d_y.dim(2), row, u, z);
+    hidden(ctx, blocks, x, halo, row, u, z);
     ops::silu_forward(ctx, {.x = z, .y = a});
     ops::matmul(ctx, {.a = d_part, .b = a, .c = w2_.gradient, .transpose_a = true, .mode = GradMode::accumulate});
     ops::matmul(ctx, {.a = d_part, .b = Weight(ctx, w2_), .c = d_a});
@@ -80,8 +78,7 @@ void Compression::backward(Context& ctx, const attention::BlockGridShape& grid, 
     ops::matmul(ctx, {.a = d_a, .b = u, .c = w1_.gradient, .transpose_a = true, .mode = GradMode::accumulate});
     ops::matmul(ctx, {.a = d_a, .b = Weight(ctx, w1_), .c = u});  // the gradient of u takes its place
     ops::add_bias_backward(ctx, {.d_y = u, .d_bias = pe_.gradient.flat()});
-    attention::fold_blocks(
-        ctx, {.d_u = u, .d_x = d_x, .d_halo = d_halo, .blocks_per_chunk = d_y.dim(2), .first_row = row, .grid = grid});
+    attention::fold_blocks(ctx, {.d_u = u, .d_x = d_x, .d_halo = d_halo, .first_row = row, .blocks = blocks});
   });
 }
 

@@ -13,19 +13,19 @@ class Compression {
   Compression(const std::string& name, const NsaConfig& config, std::int64_t kv_heads, std::int64_t head_dim);
 
   // x [B, chunks·c, Hkv, D], halo -> y [B, chunks, N, Hkv, D].
-  void forward(Context& ctx, const attention::BlockGridShape& grid, const TensorView& x, const TensorView& halo,
+  void forward(Context& ctx, const attention::LocalBlocks& blocks, const TensorView& x, const TensorView& halo,
                const TensorView& y) const;
   // d_y is stat. Adds to d_x and d_halo (stat) and to the weights' gradients. What forward computed on the way is
   // computed again.
-  void backward(Context& ctx, const attention::BlockGridShape& grid, const TensorView& d_y, const TensorView& x,
+  void backward(Context& ctx, const attention::LocalBlocks& blocks, const TensorView& d_y, const TensorView& x,
                 const TensorView& halo, const TensorView& d_x, const TensorView& d_halo) const;
   void visit_parameters(const ParameterVisitor& visit);
 
  private:
   template <class Visit>
-  void for_row_ranges(const TensorView& blocks, DType dtype, const Visit& visit) const;
-  void hidden(Context& ctx, const attention::BlockGridShape& grid, const TensorView& x, const TensorView& halo,
-              std::int64_t per_chunk, std::int64_t first, const TensorView& u, const TensorView& z) const;
+  void for_row_ranges(const TensorView& vectors, DType dtype, const Visit& visit) const;
+  void hidden(Context& ctx, const attention::LocalBlocks& blocks, const TensorView& x, const TensorView& halo,
+              std::int64_t first, const TensorView& u, const TensorView& z) const;
 
   bool mlp_;
   std::int64_t block_, head_dim_;

@@ -208,8 +208,8 @@ void NsaLayer::compress(Context& ctx, const SequenceBatch& sequence, const Saved
   if (halo) attention::fetch_halo(ctx, sequence, attention::HaloSide::behind, count, k, v, halo.k, halo.v);
   const TensorView out = compressed_view(s, local);
   const Shape blocks{sequence.batch, local.chunks, local.per_chunk, kv_heads_, head_dim_};
-  compress_k_.forward(ctx, local.grid, k, halo.k, out[0].reshape(blocks));
-  compress_v_.forward(ctx, local.grid, v, halo.v, out[1].reshape(blocks));
+  compress_k_.forward(ctx, local, k, halo.k, out[0].reshape(blocks));
+  compress_v_.forward(ctx, local, v, halo.v, out[1].reshape(blocks));
   if (rope_after_) rotate_blocks(ctx, sequence, local, out[0], false);
 }
 
@@ -228,8 +228,8 @@ void NsaLayer::compress_backward(Context& ctx, const SequenceBatch& sequence, co
   }
   if (rope_after_) rotate_blocks(ctx, sequence, local, d_compressed[0], true);
   const Shape blocks{sequence.batch, local.chunks, local.per_chunk, kv_heads_, head_dim_};
-  compress_k_.backward(ctx, local.grid, d_compressed[0].reshape(blocks), k, halo.k, d_k, d_halo.k);
-  compress_v_.backward(ctx, local.grid, d_compressed[1].reshape(blocks), v, halo.v, d_v, d_halo.v);
+  compress_k_.backward(ctx, local, d_compressed[0].reshape(blocks), k, halo.k, d_k, d_halo.k);
+  compress_v_.backward(ctx, local, d_compressed[1].reshape(blocks), v, halo.v, d_v, d_halo.v);
   if (halo) attention::return_halo(ctx, sequence, attention::HaloSide::behind, count, d_halo.k, d_halo.v, d_k, d_v);
 }
 

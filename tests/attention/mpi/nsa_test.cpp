@@ -206,8 +206,8 @@ class Ranks {
     const Shape by_chunk{c.batch, blocks.chunks, blocks.per_chunk, c.kv_heads, c.depth};
     const std::int64_t count = c.shape.block - c.shape.stride;
     if (has_halo_) fetch_halo(ctx_, batch_, HaloSide::behind, count, kv_[0][0], kv_[0][1], halo_k_, halo_v_);
-    block_mean(ctx_, {.x = kv_[0][0], .halo = halo_k_, .y = compressed_[0].reshape(by_chunk), .grid = blocks.grid});
-    block_mean(ctx_, {.x = kv_[0][1], .halo = halo_v_, .y = compressed_[1].reshape(by_chunk), .grid = blocks.grid});
+    block_mean(ctx_, {.x = kv_[0][0], .halo = halo_k_, .y = compressed_[0].reshape(by_chunk), .blocks = blocks});
+    block_mean(ctx_, {.x = kv_[0][1], .halo = halo_v_, .y = compressed_[1].reshape(by_chunk), .blocks = blocks});
     nsa_forward(ctx_, batch_,
                 {.shape = c.shape,
                  .q = q_,
@@ -237,8 +237,8 @@ class Ranks {
       ops::fill(ctx_, {.y = d_halo_v_, .value = 0});
     }
     const TensorView d_k = d_compressed_[0].reshape(by_chunk), d_v = d_compressed_[1].reshape(by_chunk);
-    block_mean_backward(ctx_, {.d_y = d_k, .d_x = d_kv[0][0], .d_halo = d_halo_k_, .grid = blocks.grid});
-    block_mean_backward(ctx_, {.d_y = d_v, .d_x = d_kv[0][1], .d_halo = d_halo_v_, .grid = blocks.grid});
+    block_mean_backward(ctx_, {.d_y = d_k, .d_x = d_kv[0][0], .d_halo = d_halo_k_, .blocks = blocks});
+    block_mean_backward(ctx_, {.d_y = d_v, .d_x = d_kv[0][1], .d_halo = d_halo_v_, .blocks = blocks});
     if (has_halo_) {
       return_halo(ctx_, batch_, HaloSide::behind, count, d_halo_k_, d_halo_v_, d_kv[0][0], d_kv[0][1]);
     }
