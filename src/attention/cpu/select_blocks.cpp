@@ -22,6 +22,7 @@ namespace {
 
 constexpr std::int64_t kTileRows = 64;  // with a head's queries and the sums in the L1 cache
 static_assert(kTileRows % kStripRows == 0);
+constexpr std::int64_t kLanesAhead = 12;  // rows of q are far apart: without a prefetch each waits for memory
 
 template <class T>
 constexpr int kWidth = kStripWidth<T>;
@@ -69,19 +70,20 @@ struct SelectStrip {
 // A thread's memory.
 template <class T>
 struct Tiles {
-  T *q, *shift, *sums, *best, *k;
+  T *q, *shift, *products, *sums, *best, *k;
   LaneIndex<T>* chosen;
 
   Tiles(const SelectShape& shape, T* memory)
       : q(memory),
         shift(q + shape.group * shape.depth * kWidth<T>),
-        sums(shift + shape.group * kWidth<T>),
+        products(shift + shape.group * kWidth<T>),
+        sums(products + kTileRows * kWidth<T>),
         best(sums + kTileRows * kWidth<T>),
         k(best + 2 * shape.free * kWidth<T>),
         chosen(reinterpret_cast<LaneIndex<T>*>(best + shape.free * kWidth<T>)) {}
 
   static std::int64_t size(const SelectShape& shape) {
-    return kWidth<T> * (shape.group * (shape.depth + 1) + kTileRows + 2 * shape.free) +
+    return kWidth<T> * (shape.group * (shape.depth + 1) + 2 * kTileRows + 2 * shape.free) +
            (KeyTile<T>::in_place(shape) ? 0 : kTileRows * KeyTile<T>::stride_of(shape));
   }
 };
@@ -131,6 +133,7 @@ class Selection {
         if (main_thread) ctx_.poll();
       }
       close_until(s, s.blocks.end, lists);
+      lists.sort_by_index();
     }
     write(s, lists);
   }
@@ -184,6 +187,10 @@ class Selection {
         }
         const std::int64_t token = sequence * shape_.queries + s.row + x;
         const T* from = q_ + (token * shape_.query_heads + head + g) * shape_.depth;
+        if (x + kLanesAhead < s.count) {
+          const T* ahead = from + kLanesAhead * shape_.query_heads * shape_.depth;
+          for (std::int64_t d = 0; d < shape_.depth; d += 64 / sizeof(T)) __builtin_prefetch(ahead + d);
+        }
         for (std::int64_t d = 0; d < shape_.depth; ++d) columns[d * kWidth<T> + x] = from[d];
       }
     }
@@ -210,29 +217,25 @@ class Selection {
     }
     std::fill_n(tiles.sums, (end - begin) * kWidth<T>, T(0));
     for (std::int64_t g = 0; g < shape_.group; ++g) {
-      add_probabilities(k, stride, tiles.q + g * shape_.depth * kWidth<T>, tiles.shift + g * kWidth<T>, end - begin,
-                        tiles.sums);
+      multiply_strip<T, kStripVectors>(k, stride, tiles.q + g * shape_.depth * kWidth<T>, shape_.depth, end - begin,
+                                       tiles.products);
+      add_probabilities(tiles.products, scale_, tiles.shift + g * kWidth<T>, end - begin, tiles.sums);
     }
     if (partial) mask(s, begin, end, tiles.sums);
     add_scores(s, begin, end, tiles.sums, lists);
   }
 
-  // sums[i][x] += 2^(scale · k[i]·q[x] + shift[x]) for one head.
-  void add_probabilities(const T* k, std::int64_t stride, const T* q, const T* shift, std::int64_t count,
-                         T* sums) const {
-    for_row_groups<kStripRows>(0, count, [&](auto m, std::int64_t i) {
-      constexpr int M = decltype(m)::value;
-      Vector<T> acc[M][kStripVectors];
-      multiply_block<T, M, kStripVectors, true>(acc, k + i * stride, stride, q, kWidth<T>, shape_.depth);
-#pragma GCC unroll 12
-      for (int r = 0; r < M; ++r) {
+  // sums[i][x] += 2^(scale · products[i][x] + shift[x]) for one head. Not inlined: its constants and the product's
+  // accumulators would compete for registers.
+  [[gnu::noinline]] static void add_probabilities(const T* products, T scale, const T* shift, std::int64_t count,
+                                                  T* sums) {
+    Vector<T> shifts[kStripVectors];
+    for (int n = 0; n < kStripVectors; ++n) shifts[n] = vector_at(shift + n * kLanes<T>);
+    for (std::int64_t i = 0; i < count; ++i, products += kWidth<T>, sums += kWidth<T>) {
 #pragma GCC unroll 4
-        for (int n = 0; n < kStripVectors; ++n) {
-          vector_at(sums + (i + r) * kWidth<T> + n * kLanes<T>) +=
-              exp2_of<T>(acc[r][n] * scale_ + vector_at(shift + n * kLanes<T>));
-        }
-      }
-    });
+      for (int n = 0; n < kStripVectors; ++n)
+        vector_at(sums + n * kLanes<T>) += exp2_of<T>(vector_at(products + n * kLanes<T>) * scale + shifts[n]);
+    }
   }
 
   // Keys that a row does not see count 0, whatever they hold.
@@ -294,9 +297,7 @@ class Selection {
       if (candidates.all_fit(shape_)) {
         put(candidates.begin, candidates.end);
       } else {
-        std::int32_t* const chosen = to;
         for (std::int64_t i = 0; i < shape_.free; ++i) *to++ = static_cast<std::int32_t>(lists.index(i, x));
-        std::sort(chosen, to);
       }
       put(candidates.end, candidates.own + 1);
       std::fill(to, row + shape_.count, -1);

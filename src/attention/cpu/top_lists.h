@@ -1,9 +1,14 @@
 // The best of a stream of scores, for every vector lane on its own, and the exponential that makes the scores.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstring>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
 
 #include "attention/cpu/micro_kernel.h"
 
@@ -38,10 +43,14 @@ inline IndexVector<T>& index_at(LaneIndex<T>* p) {
 // Whether any lane of a comparison's result holds.
 template <class Mask>
 inline bool any(const Mask& mask) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi64_mask(reinterpret_cast<__m512i>(mask), reinterpret_cast<__m512i>(mask)) != 0;
+#else
   std::uint64_t words[kVectorBytes / 8], all = 0;
   std::memcpy(words, &mask, sizeof(words));
   for (const std::uint64_t word : words) all |= word;
   return all != 0;
+#endif
 }
 
 // Coefficients of 2^f, |f| <= 1/2, in powers of f: minimax for the relative error, 2e-9 (float), and Taylor's, 4e-18.
@@ -81,8 +90,8 @@ template <class T>
 }
 
 // The `size` best of a stream of scores >= 0 with ascending indices, per lane of a strip of N vectors: sorted by score,
-// descending; of equal scores the one that came first. All lanes of a vector insert together, as neighbouring rows
-// mostly agree in what is good.
+// descending, until sort_by_index(); of equal scores the one that came first. All lanes of a vector insert together, as
+// neighbouring rows mostly agree in what is good.
 template <class T, int N>
 class TopLists {
  public:
@@ -105,7 +114,19 @@ class TopLists {
     if (any(score > vector_at(scores_ + last))) insert(last, static_cast<LaneIndex<T>>(block), score);
   }
 
-  std::int64_t size() const { return size_; }
+  // Reorders every lane's list by index: Batcher's merge exchange (Knuth, 5.2.2 M), the same steps for all lanes.
+  void sort_by_index() {
+    for (std::int64_t run = 1; run < size_; run *= 2) {
+      for (std::int64_t step = run; step > 0; step /= 2) {
+        for (std::int64_t begin = step % run; begin + step < size_; begin += 2 * step) {
+          for (std::int64_t i = begin; i < std::min(begin + step, size_ - step); ++i) {
+            if (i / (2 * run) == (i + step) / (2 * run)) exchange(indices_ + i * kWidth, step * kWidth);
+          }
+        }
+      }
+    }
+  }
+
   LaneIndex<T> index(std::int64_t rank, std::int64_t lane) const { return indices_[rank * kWidth + lane]; }
 
  private:
@@ -126,6 +147,14 @@ class TopLists {
     }
     vector_at(scores_ + at) = moved ? score : entry;
     index_at<T>(indices_ + at) = moved ? fresh : index_at<T>(indices_ + at);
+  }
+
+  static void exchange(LaneIndex<T>* at, std::int64_t distance) {
+    for (int n = 0; n < N; ++n, at += kLanes<T>) {
+      const IndexVector<T> a = index_at<T>(at), b = index_at<T>(at + distance);
+      index_at<T>(at) = a < b ? a : b;
+      index_at<T>(at + distance) = a < b ? b : a;
+    }
   }
 
   std::int64_t size_;
