@@ -236,15 +236,25 @@ inline void add_rope_cases(std::vector<Case>& table) {
   };
   for (const auto& [r, heads, d] : {Size3{1, 1, 2}, Size3{5, 3, 6}, Size3{9, 2, 64}, Size3{67, 5, 128}}) {
     for (const bool inverse : {false, true}) {
-      const auto rows = static_cast<std::size_t>(r), n = static_cast<std::size_t>(heads),
-                 half = static_cast<std::size_t>(d / 2);
-      table.push_back(make_case(
-          "rope", dims({r, heads, d}) + (inverse ? "_inverse" : ""),
-          {inout("x", Role::work, {r, heads, d}), in("cos", Role::stat, {r, d / 2}), in("sin", Role::stat, {r, d / 2})},
-          [=](Context& ctx, const Views& v) {
-            ops::rope(ctx, {v[0], v[1], v[2], inverse});
-          },
-          [=](auto& t) { reference::rope(t[0], t[1], t[2], rows, n, half, inverse); }));
+      for (const std::int64_t stride : {1, 3, 16}) {
+        const auto rows = static_cast<std::size_t>(r), n = static_cast<std::size_t>(heads),
+                   half = static_cast<std::size_t>(d / 2), step = static_cast<std::size_t>(stride);
+        // A table with rows in between and, at a stride, behind, which nothing may read.
+        const auto entry = [=](const char* name) {
+          const std::int64_t columns = d / 2, last = (r - 1) * stride;
+          return Slot{name, Role::stat, {stride == 1 ? r : last + 2, columns}, Use::in, [=](std::int64_t i, double z) {
+                        return i / columns % stride == 0 && i / columns <= last ? z : nan_of<double>();
+                      }};
+        };
+        table.push_back(make_case(
+            "rope",
+            dims({r, heads, d}) + (inverse ? "_inverse" : "") + (stride > 1 ? "_every" + std::to_string(stride) : ""),
+            {inout("x", Role::work, {r, heads, d}), entry("cos"), entry("sin")},
+            [=](Context& ctx, const Views& v) {
+              ops::rope(ctx, {v[0], v[1], v[2], inverse, stride});
+            },
+            [=](auto& t) { reference::rope(t[0], t[1], t[2], rows, n, half, step, inverse); }));
+      }
     }
   }
 }

@@ -53,7 +53,8 @@ inline void add_loss_cases(std::vector<Case>& table) {
               {gradient ? inout("logits", role, {r, v}, sigma) : in("logits", role, {r, v}, sigma), target,
                out("loss", Role::stat, {r})},
               [=](Context& ctx, const Views& t) {
-                ops::cross_entropy(ctx, {t[0], t[1], t[2], 0.125, gradient});
+                ops::cross_entropy(
+                    ctx, {.logits = t[0], .target = t[1], .loss = t[2], .scale = 0.125, .gradient = gradient});
               },
               [=](auto& t) {
                 using R = typename std::decay_t<decltype(t[0])>::value_type;
@@ -63,6 +64,46 @@ inline void add_loss_cases(std::vector<Case>& table) {
           table.push_back(c);
         }
       }
+    }
+  }
+}
+
+// `correct` beside loss and gradient. Rows in turn: the target alone is the greatest, another is as great, another is
+// just greater, drawn at random from few values (ties everywhere), no target. The rival stands before or after.
+inline void add_correct_cases(std::vector<Case>& table) {
+  struct Size2 {
+    std::int64_t r, v;
+  };
+  for (const auto& [r, v] : {Size2{5, 1}, Size2{40, 2}, Size2{203, 257}, Size2{30, 1001}, Size2{6, 50304}}) {
+    const std::int64_t vocab = v;
+    const auto wanted = [vocab](std::int64_t row) { return row * 37 % vocab; };
+    const Slot target{"target", Role::i32, {r}, Use::in, [=](std::int64_t row, double) {
+                        return row % 5 == 4 ? -1.0 : static_cast<double>(wanted(row));
+                      }};
+    const auto logit = [=](std::int64_t i, double z) {
+      const std::int64_t row = i / vocab, column = i % vocab,
+                         rival = (wanted(row) + row / 5 % 3 * 7 + vocab - 1) % vocab;
+      if (row % 5 < 3 && column == wanted(row)) return 9.0;
+      if (row % 5 == 1 && column == rival) return 9.0;
+      if (row % 5 == 2 && column == rival) return 9.0625;  // the next number of bf16
+      return std::clamp(std::round(2 * z) / 2, -3.0, 3.0);
+    };
+    for (const bool gradient : {true, false}) {
+      table.push_back(make_case(
+          "cross_entropy", dims({r, v}) + "_correct" + (gradient ? "" : "_loss"),
+          {{"logits", Role::work, {r, v}, gradient ? Use::inout : Use::in, logit},
+           target,
+           out("loss", Role::stat, {r}),
+           out("correct", Role::i32, {r})},
+          [=](Context& ctx, const Views& t) {
+            ops::cross_entropy(ctx, {t[0], t[1], t[2], t[3], 0.125, gradient});
+          },
+          [=](auto& t) {
+            using R = typename std::decay_t<decltype(t[0])>::value_type;
+            const auto columns = static_cast<std::size_t>(vocab);
+            reference::target_is_greatest(t[0], t[1], t[3], columns);
+            reference::cross_entropy(t[0], t[1], t[2], columns, R(0.125), gradient);
+          }));
     }
   }
 }

@@ -118,6 +118,58 @@ TEST_F(Checks, ABuildOrOperationWithoutCudaSaysSoByName) {
 #endif
 }
 
+TEST_F(Checks, TablesOfRopeReachTheLastRow) {
+  const auto rope = [&](std::int64_t table_rows, std::int64_t stride) {
+    return message_of([&] {
+      ops::rope(ctx, {view(a, {3, 1, 4}), view(b, {table_rows, 2}), view(c, {table_rows, 2}), false, stride});
+    });
+  };
+  EXPECT_EQ(rope(9, 4), "no error");
+  EXPECT_EQ(rope(12, 4), "no error");
+  EXPECT_THAT(rope(8, 4), AllOf(HasSubstr("cos is float32 [8, 2]"), HasSubstr("9 rows for 3 rows of x at stride 4")));
+  EXPECT_THAT(rope(4, 1), HasSubstr("3 rows"));
+  EXPECT_THAT(rope(9, 0), HasSubstr("table_stride 0"));
+}
+
+TEST_F(Checks, GatesOfThreeBranches) {
+  std::vector<float> e(64), f(64);
+  const Shape rows{2, 2, 3};
+  ops::GateForward args{view(a, {2, 6}), {view(b, rows), view(c, rows), view(d, rows)}, view(e, rows)};
+  ops::gate_forward(ctx, args);
+  args.logits = view(a, {2, 2});
+  EXPECT_THAT(message_of([&] { ops::gate_forward(ctx, args); }),
+              AllOf(HasSubstr("logits is float32 [2, 2]"), HasSubstr("expected [2, 6]")));
+  args.logits = view(a, {2, 6});
+  args.o[2] = view(d, {2, 3, 2});
+  EXPECT_THAT(message_of([&] { ops::gate_forward(ctx, args); }), HasSubstr("o is float32 [2, 3, 2]"));
+  args.o[2] = args.out;
+  EXPECT_THAT(message_of([&] { ops::gate_forward(ctx, args); }), HasSubstr("out is"));
+  const TensorView both = view(f, rows);
+  EXPECT_THAT(message_of([&] {
+                ops::gate_backward(ctx, {.d_out = view(e, rows),
+                                         .logits = view(a, {2, 6}),
+                                         .o = {view(b, rows), view(b, rows), view(b, rows)},
+                                         .d_logits = view(c, {2, 6}),
+                                         .d_o = {view(d, rows), both, both}});
+              }),
+              HasSubstr("memory apart from d_o's"));
+}
+
+TEST_F(Checks, CorrectIsOptionalButOfIntegers) {
+  std::vector<std::int32_t> target{1, 3}, correct{7, 7};
+  const TensorView targets = host_view(target.data(), {2});
+  ops::cross_entropy(ctx, {view(a, {2, 4}), targets, view(b, {2}), host_view(correct.data(), {2})});
+  EXPECT_EQ(correct, (std::vector<std::int32_t>{0, 0}));  // all logits are equal
+  EXPECT_THAT(message_of([&] {
+                ops::cross_entropy(ctx, {view(a, {2, 4}), targets, view(b, {2}), view(c, {2})});
+              }),
+              AllOf(HasSubstr("correct is float32"), HasSubstr("int32")));
+  EXPECT_THAT(message_of([&] {
+                ops::cross_entropy(ctx, {view(a, {2, 4}), targets, view(b, {2}), targets});
+              }),
+              HasSubstr("memory apart from target's"));
+}
+
 TEST_F(Checks, PlanningComputesNothingAndCountsWorkspaces) {
   Arena scratch("scratch", DeviceKind::cpu);
   ctx.scratch = &scratch;

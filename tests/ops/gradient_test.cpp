@@ -135,6 +135,46 @@ TEST_F(Gradients, Swiglu) {
   expect_gradient(up, d_up, loss);
 }
 
+TEST_F(Gradients, RopeAtAStride) {
+  Tensor x({3, 2, 6}, "x"), y({3, 2, 6}), r({3, 2, 6}, "r"), d_x({3, 2, 6}), cosines({7, 3}, "c"), sines({7, 3}, "s");
+  const auto rotate = [&](Tensor& from, Tensor& to, bool inverse) {
+    ops::cast(ctx, {from.view(), to.view()});
+    ops::rope(ctx, {to.view(), cosines.view(), sines.view(), inverse, 3});
+  };
+  rotate(r, d_x, true);
+  expect_gradient(x, d_x, [&] {
+    rotate(x, y, false);
+    return dot(y, r);
+  });
+}
+
+TEST_F(Gradients, Silu) {
+  Tensor x({4, 5}, "x"), y({4, 5}), r({4, 5}, "r"), d_x({4, 5}, NAN);
+  const auto loss = [&] {
+    ops::silu_forward(ctx, {x.view(), y.view()});
+    return dot(y, r);
+  };
+  ops::silu_backward(ctx, {r.view(), x.view(), d_x.view()});
+  expect_gradient(x, d_x, loss);
+}
+
+TEST_F(Gradients, Gate) {
+  const Shape rows{3, 2, 5};
+  Tensor logits({3, 6}, "logits"), o[3]{{rows, "cmp"}, {rows, "slc"}, {rows, "win"}}, y(rows), r(rows, "r");
+  Tensor d_logits({3, 6}, NAN), d_o[3]{Tensor(rows, NAN), Tensor(rows, NAN), Tensor(rows, NAN)};
+  const auto loss = [&] {
+    ops::gate_forward(ctx, {.logits = logits.view(), .o = {o[0].view(), o[1].view(), o[2].view()}, .out = y.view()});
+    return dot(y, r);
+  };
+  ops::gate_backward(ctx, {.d_out = r.view(),
+                           .logits = logits.view(),
+                           .o = {o[0].view(), o[1].view(), o[2].view()},
+                           .d_logits = d_logits.view(),
+                           .d_o = {d_o[0].view(), d_o[1].view(), d_o[2].view()}});
+  expect_gradient(logits, d_logits, loss);
+  for (int b = 0; b < 3; ++b) expect_gradient(o[b], d_o[b], loss);
+}
+
 TEST_F(Gradients, Embedding) {
   Tensor w({4, 3}, "w"), y({6, 3}), r({6, 3}, "r"), d_w({4, 3});
   std::vector<std::int32_t> token{2, 0, 2, 1, 2, 0};  // token 3 does not occur: gradient 0
@@ -151,7 +191,11 @@ TEST_F(Gradients, CrossEntropy) {
   std::vector<std::int32_t> target{3, -1, 0, 4};
   const auto run = [&](bool gradient) {
     ops::cast(ctx, {logits.view(), worked.view()});
-    ops::cross_entropy(ctx, {worked.view(), host_view(target.data(), {4}), loss_rows.view(), 0.25, gradient});
+    ops::cross_entropy(ctx, {.logits = worked.view(),
+                             .target = host_view(target.data(), {4}),
+                             .loss = loss_rows.view(),
+                             .scale = 0.25,
+                             .gradient = gradient});
     return dot(loss_rows, r);
   };
   run(true);

@@ -11,6 +11,7 @@
 
 #include "core/rng.h"
 #include "ops/cases_dense.h"
+#include "ops/cases_gates.h"
 #include "ops/cases_loss.h"
 #include "support/device.h"
 
@@ -25,8 +26,11 @@ inline std::vector<Case> all_cases() {
   add_norm_cases(table);
   add_rope_cases(table);
   add_swiglu_cases(table);
+  add_silu_cases(table);
+  add_gate_cases(table);
   add_embedding_cases(table);
   add_loss_cases(table);
+  add_correct_cases(table);
   add_sum_cases(table);
   add_clip_cases(table);
   add_adamw_cases(table);

@@ -3,6 +3,7 @@
 // Tensors are flat vectors; integers are held as R.
 #pragma once
 
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -67,13 +68,14 @@ void rope_table(const Values<R>& position, const Values<R>& inv_freq, Values<R>&
 
 template <class R>
 void rope(Values<R>& x, const Values<R>& cosines, const Values<R>& sines, Size rows, Size heads, Size half,
-          bool inverse) {
+          Size table_stride, bool inverse) {
   for (Size r = 0; r < rows; ++r) {
     for (Size head = 0; head < heads; ++head) {
       for (Size j = 0; j < half; ++j) {
         R& low = x[((r * heads + head) * 2) * half + j];
         R& high = x[((r * heads + head) * 2 + 1) * half + j];
-        const R a = low, b = high, c = cosines[r * half + j], s = inverse ? -sines[r * half + j] : sines[r * half + j];
+        const Size entry = r * table_stride * half + j;
+        const R a = low, b = high, c = cosines[entry], s = inverse ? -sines[entry] : sines[entry];
         low = a * c - b * s;
         high = b * c + a * s;
       }
@@ -95,6 +97,49 @@ void swiglu_backward(const Values<R>& d_y, const Values<R>& gate, const Values<R
     const R gate_gradient = d_y[i] * up[i] * d_silu, up_gradient = d_y[i] * g * sigma;
     d_gate[i] = gate_gradient;
     d_up[i] = up_gradient;
+  }
+}
+
+template <class R>
+R sigmoid(R x) {
+  return R(1) / (R(1) + std::exp(-x));
+}
+
+template <class R>
+void silu_forward(const Values<R>& x, Values<R>& y) {
+  for (Size i = 0; i < x.size(); ++i) y[i] = x[i] * sigmoid(x[i]);
+}
+
+template <class R>
+void silu_backward(const Values<R>& d_y, const Values<R>& x, Values<R>& d_x) {
+  for (Size i = 0; i < x.size(); ++i) {
+    const R s = sigmoid(x[i]);
+    d_x[i] = d_y[i] * (s + x[i] * s * (R(1) - s));
+  }
+}
+
+template <class R>
+void gate_forward(const Values<R>& logits, std::array<const Values<R>*, 3> o, Values<R>& out, Size heads, Size depth) {
+  for (Size i = 0; i < out.size(); ++i) {
+    const Size row = i / (heads * depth), head = i / depth % heads;
+    out[i] = 0;
+    for (Size b = 0; b < 3; ++b) out[i] += sigmoid(logits[(row * 3 + b) * heads + head]) * (*o[b])[i];
+  }
+}
+
+template <class R>
+void gate_backward(const Values<R>& d_out, const Values<R>& logits, std::array<const Values<R>*, 3> o,
+                   Values<R>& d_logits, std::array<Values<R>*, 3> d_o, Size heads, Size depth) {
+  for (Size g = 0; g < logits.size(); ++g) {
+    const Size row = g / (3 * heads), b = g / heads % 3, head = g % heads;
+    const R weight = sigmoid(logits[g]);
+    R sum = 0;
+    for (Size c = 0; c < depth; ++c) {
+      const Size i = (row * heads + head) * depth + c;
+      (*d_o[b])[i] = weight * d_out[i];
+      sum += (*o[b])[i] * d_out[i];
+    }
+    d_logits[g] = sum * weight * (R(1) - weight);
   }
 }
 
@@ -126,6 +171,18 @@ void cross_entropy(Values<R>& logits, const Values<R>& target, Values<R>& loss, 
     for (Size i = 0; i < vocab; ++i) {
       const R onehot = counts && i == static_cast<Size>(target[r]) ? R(1) : R(0);
       x[i] = counts ? (std::exp(x[i] - highest) / sum - onehot) * scale : R(0);
+    }
+  }
+}
+
+// 1 where the target's logit is greater than every other.
+template <class R>
+void target_is_greatest(const Values<R>& logits, const Values<R>& target, Values<R>& correct, Size vocab) {
+  for (Size r = 0; r < target.size(); ++r) {
+    correct[r] = target[r] >= 0 ? R(1) : R(0);
+    for (Size i = 0; target[r] >= 0 && i < vocab; ++i) {
+      const Size wanted = static_cast<Size>(target[r]);
+      if (i != wanted && logits[r * vocab + i] >= logits[r * vocab + wanted]) correct[r] = 0;
     }
   }
 }
