@@ -154,12 +154,13 @@ void NsaLayer::rotate_blocks(Context& ctx, const SequenceBatch& sequence, const 
                              const TensorView& k, bool inverse) const {
   if (local.per_chunk == 0) return;
   const std::int64_t tokens = sequence.local_tokens(), chunk = sequence.layout->chunk();
+  const std::int64_t table_rows = (local.per_chunk - 1) * shape_.stride + 1;
   for (std::int64_t b = 0; b < sequence.batch; ++b) {
     for (std::int64_t slot = 0; slot < local.chunks; ++slot) {
       const std::int64_t row = b * tokens + slot * chunk;
       ops::rope(ctx, {.x = k[b].rows(slot * local.per_chunk, local.per_chunk),
-                      .cos = sequence.cos.rows(row, chunk),
-                      .sin = sequence.sin.rows(row, chunk),
+                      .cos = sequence.cos.rows(row, table_rows),
+                      .sin = sequence.sin.rows(row, table_rows),
                       .inverse = inverse,
                       .table_stride = shape_.stride});
     }

@@ -165,7 +165,8 @@ void Transformer::forward_backward(Context& ctx, const MicroBatch& in, double sc
   ops::embedding_backward(ctx, {.token = in.token, .d_y = d_x, .d_w = embedding_.gradient});
 }
 
-void Transformer::forward_losses(Context& ctx, const MicroBatch& in, const TensorView& losses) {
+void Transformer::forward_losses(Context& ctx, const MicroBatch& in, const TensorView& losses,
+                                 const TensorView& correct) {
   forward_blocks(ctx, in);
   const Arena::Scope scope(*ctx.scratch);
   ctx.at(Phase::loss);
@@ -180,6 +181,7 @@ void Transformer::forward_losses(Context& ctx, const MicroBatch& in, const Tenso
     ops::cross_entropy(ctx, {.logits = z,
                              .target = in.target.rows(row, count),
                              .loss = losses.rows(row, count),
+                             .correct = correct.rows(row, count),
                              .scale = 1,
                              .gradient = false});
   }

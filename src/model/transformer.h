@@ -40,8 +40,9 @@ class Transformer {
   // Adds the gradients of scale · (sum of the targets' losses) to every parameter's gradient, and that sum (unscaled)
   // to loss_sum[0] (f64).
   void forward_backward(Context& ctx, const MicroBatch& batch, double scale, const TensorView& loss_sum);
-  // losses[R] (stat): each row's loss, 0 where there is no target.
-  void forward_losses(Context& ctx, const MicroBatch& batch, const TensorView& losses);
+  // losses[R] (stat): each row's loss, 0 where there is no target. correct[R] i32: 1 where the target has the greatest
+  // logit.
+  void forward_losses(Context& ctx, const MicroBatch& batch, const TensorView& losses, const TensorView& correct);
   // logits[R, V] of the working type.
   void forward_logits(Context& ctx, const MicroBatch& batch, const TensorView& logits);
 

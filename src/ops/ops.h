@@ -75,9 +75,8 @@ struct RopeTable {
   double magnitude = 1;
 };
 
-// Rotates pairs (j, j + D/2) of x[R, heads, D] in place by the table's row r · table_stride (the table has more than
-// (R − 1) · table_stride rows); inverse rotates back (the gradient: the
-// transpose of the forward map, magnitude included).
+// Rotates pairs (j, j + D/2) of x[R, heads, D] in place by row r · table_stride of cos, sin[(R − 1) · table_stride + 1,
+// D/2]; inverse rotates back (the gradient: the transpose of the forward map, magnitude included).
 struct Rope {
   TensorView x, cos, sin;
   bool inverse = false;

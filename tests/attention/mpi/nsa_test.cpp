@@ -130,15 +130,15 @@ class Ranks {
   // The rank's rows of [B, S, width].
   template <class T>
   std::vector<T> shard(const std::vector<T>& whole, std::int64_t width) const {
-    std::vector<T> out;
+    std::vector<T> rows;
     for (std::int64_t b = 0; b < p_.c.batch; ++b) {
       for (std::int64_t row = 0; row < layout_.local_tokens(); ++row) {
         const std::int64_t t = layout_.global_index(mesh_.coordinate("sequence"), row);
         const auto from = whole.begin() + (b * p_.c.tokens + t) * width;
-        out.insert(out.end(), from, from + width);
+        rows.insert(rows.end(), from, from + width);
       }
     }
-    return out;
+    return rows;
   }
 
   TensorView out[3], lse[3], selected, d_q, d_kv[3];
@@ -180,9 +180,9 @@ class Ranks {
     batch_.document_hops = needed_hops(layout_, whole_start(), c.batch);
   }
   std::vector<std::int32_t> whole_start() const {
-    std::vector<std::int32_t> out;
-    for (std::int64_t b = 0; b < p_.c.batch; ++b) out.insert(out.end(), p_.start.begin(), p_.start.end());
-    return out;
+    std::vector<std::int32_t> all;
+    for (std::int64_t b = 0; b < p_.c.batch; ++b) all.insert(all.end(), p_.start.begin(), p_.start.end());
+    return all;
   }
   static void put(const TensorView& to, const Values& from) { std::copy(from.begin(), from.end(), to.as<double>()); }
   void fill() {

@@ -119,6 +119,7 @@ inline std::vector<std::int32_t> local_choices(train::Engine& engine, const std:
   const std::int64_t tokens = options.sequence_length, local = engine.layout().local_tokens();
   const std::int64_t row_size = options.model.num_key_value_heads * options.model.nsa.select_count;
   std::vector<std::int32_t> out;
+  if (whole.empty()) return out;  // a dense layer
   for (std::int64_t row = 0; row < options.batch * local; ++row) {
     const std::int64_t b = row / local + engine.mesh().coordinate("data") * options.batch;
     const std::int64_t t = engine.layout().global_index(engine.mesh().coordinate("sequence"), row % local);
