@@ -1,5 +1,5 @@
-# oracle_check DIR: the model against the fp64 oracle's cases. Registered on this repository's own copies of the dense
-# cases; the whole folder is run by hand.
+# oracle_check DIR: the model against the fp64 oracle's cases. Registered on this repository's own copies of some; the
+# whole folder is run by hand.
 add_executable(oracle_check oracle_check.cpp)
 target_link_libraries(oracle_check PRIVATE annulus_train nlohmann_json::nlohmann_json ${HDF5_C_LIBRARIES})
 target_include_directories(oracle_check PRIVATE ${HDF5_C_INCLUDE_DIRS})
