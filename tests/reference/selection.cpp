@@ -52,7 +52,7 @@ class Selection {
       maximum = std::max(maximum, p[static_cast<std::size_t>(i)]);
     }
     if (maximum == -std::numeric_limits<Real>::infinity()) return std::vector<Real>(p.size(), 0);
-    for (Real& x : p) sum += x = std::exp(x - maximum);
+    for (Real& x : p) sum += x = x == -std::numeric_limits<Real>::infinity() ? 0 : std::exp(x - maximum);
     for (Real& x : p) x = x / sum < std::numeric_limits<Real>::min() ? 0 : x / sum;
     out_.lse[static_cast<std::size_t>((sequence * size_.query_heads + head) * size_.queries + row % size_.queries)] =
         maximum + std::log(sum);
