@@ -239,11 +239,11 @@ inline void add_rope_cases(std::vector<Case>& table) {
       for (const std::int64_t stride : {1, 3, 16}) {
         const auto rows = static_cast<std::size_t>(r), n = static_cast<std::size_t>(heads),
                    half = static_cast<std::size_t>(d / 2), step = static_cast<std::size_t>(stride);
-        // A table with rows in between and, at a stride, behind, which nothing may read.
+        // The rows of the table in between hold NaN: nothing may read them.
         const auto entry = [=](const char* name) {
-          const std::int64_t columns = d / 2, last = (r - 1) * stride;
-          return Slot{name, Role::stat, {stride == 1 ? r : last + 2, columns}, Use::in, [=](std::int64_t i, double z) {
-                        return i / columns % stride == 0 && i / columns <= last ? z : nan_of<double>();
+          const std::int64_t columns = d / 2, num_rows = (r - 1) * stride + 1;
+          return Slot{name, Role::stat, {num_rows, columns}, Use::in, [=](std::int64_t i, double z) {
+                        return i / columns % stride == 0 ? z : nan_of<double>();
                       }};
         };
         table.push_back(make_case(
