@@ -69,6 +69,7 @@ void Engine::allocate() {
   batch_.sequence.global_last = activations_.allocate("last visible token", DType::i32, {batch, local});
   batch_.sequence.document_start = activations_.allocate("document start", DType::i32, {batch, local});
   losses_ = activations_.allocate("losses", stat, {rows});
+  correct_ = activations_.allocate("correct", DType::i32, {rows});
   scalars_ = activations_.allocate("step scalars", DType::f64, {4});
   for (auto* staged : {&host_token_, &host_target_, &host_position_}) {
     *staged = host_.allocate("batch staging", DType::i32, {rows});
@@ -76,6 +77,7 @@ void Engine::allocate() {
   for (auto* staged : {&host_first_, &host_last_, &host_start_})
     *staged = host_.allocate("batch staging", DType::i32, {batch, local});
   host_losses_ = host_.allocate("losses", stat, {rows});
+  host_correct_ = host_.allocate("correct", DType::i32, {rows});
   host_scalars_ = host_.allocate("step scalars", DType::f64, {4});
   batch_.sequence.layout = &layout_;
   batch_.sequence.mesh = &mesh_;
@@ -90,7 +92,7 @@ void Engine::plan() {
     forward_backward(1);
     (void)optimizer_step(0, 0, 1);
   }
-  model_.forward_losses(ctx_, batch_, losses_);
+  model_.forward_losses(ctx_, batch_, losses_, correct_);
   ctx_.planning = false;
 }
 
@@ -213,13 +215,18 @@ StepResult Engine::optimizer_step(double lr, double grad_clip, std::int64_t step
 }
 
 std::span<const double> Engine::losses() {
-  model_.forward_losses(ctx_, batch_, losses_);
+  model_.forward_losses(ctx_, batch_, losses_, correct_);
   copy(ctx_, losses_, host_losses_);
+  copy(ctx_, correct_, host_correct_);
   synchronize(ctx_);
   loss_values_.resize(static_cast<std::size_t>(losses_.numel()));
   if (losses_.dtype == DType::f64) std::copy_n(host_losses_.as<double>(), losses_.numel(), loss_values_.begin());
   else std::copy_n(host_losses_.as<float>(), losses_.numel(), loss_values_.begin());
   return loss_values_;
+}
+
+std::span<const std::int32_t> Engine::correct() const {
+  return {i32(host_correct_), static_cast<std::size_t>(host_correct_.numel())};
 }
 
 }  // namespace annulus::train

@@ -67,6 +67,8 @@ class Engine {
   // losses[B · T]: of this rank's rows of the loaded micro-batch, 0 without a target; row r of sequence b is its token
   // layout().global_index(coordinate("sequence"), r).
   std::span<const double> losses();
+  // correct[B · T] of the last losses(): 1 where the row has a target and no other logit is as great as the target's.
+  std::span<const std::int32_t> correct() const;
   void logits(const TensorView& out) { model_.forward_logits(ctx_, batch_, out); }
 
   // After weights were written into store().values() of this rank's shard: spreads them to every rank.
@@ -97,8 +99,9 @@ class Engine {
   Arena parameters_, gradients_, optimizer_state_, activations_, scratch_, host_;
   model::MicroBatch batch_;
   TensorView losses_;   // [R] stat
+  TensorView correct_;  // [R] i32
   TensorView scalars_;  // f64 [4] on the device: loss sum, sum of squares, norm, clip factor
-  TensorView host_scalars_, host_losses_;
+  TensorView host_scalars_, host_losses_, host_correct_;
   TensorView host_token_, host_target_, host_position_, host_first_, host_last_, host_start_;  // staging
   Fence staged_;                     // the staging has been copied
   std::vector<std::int32_t> first_;  // [B, S] first visible token, for the ring's plan

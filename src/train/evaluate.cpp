@@ -44,7 +44,7 @@ Evaluation evaluate(Engine& engine, const data::ScoringData& documents, std::int
     planned += w.length - w.score_from;
   }
   constexpr std::size_t kBuckets = 40;
-  std::vector<double> sums(2 * kBuckets + 1, 0.0);  // losses, targets by bucket; bytes
+  std::vector<double> sums(3 * kBuckets, 0.0);  // losses, targets, correct ones by bucket
   const auto size = static_cast<std::size_t>(batch * length);
   std::vector<std::int32_t> tokens(size), targets(size), start(size, 0);
   for (std::int64_t from = own * batch; from < num_windows; from += replicas * batch) {
@@ -60,13 +60,16 @@ Evaluation evaluate(Engine& engine, const data::ScoringData& documents, std::int
     engine.load({tokens, targets, start});
     engine.context().at(Phase::evaluate);
     const auto losses = engine.losses();
+    const auto correct = engine.correct();
     for (std::int64_t b = 0; b < count; ++b) {
       for (std::int64_t row = 0; row < local; ++row) {
         const std::int64_t t = engine.layout().global_index(rank, row);
         if (targets[static_cast<std::size_t>(b * length + t)] < 0) continue;
         const std::size_t bucket = bucket_of(t + 1);
-        sums[bucket] += losses[static_cast<std::size_t>(b * local + row)];
+        const auto at = static_cast<std::size_t>(b * local + row);
+        sums[bucket] += losses[at];
         sums[kBuckets + bucket] += 1;
+        sums[2 * kBuckets + bucket] += correct[at];
       }
     }
   }
@@ -74,11 +77,12 @@ Evaluation evaluate(Engine& engine, const data::ScoringData& documents, std::int
 
   Evaluation result;
   for (std::size_t i = 0; i < kBuckets; ++i) {
-    result.loss_sum += sums[i];
-    result.tokens += static_cast<std::int64_t>(sums[kBuckets + i]);
-    if (sums[kBuckets + i] > 0) {
-      result.by_position.push_back({std::int64_t{1} << i, sums[i], static_cast<std::int64_t>(sums[kBuckets + i])});
-    }
+    const PositionBucket bucket{std::int64_t{1} << i, sums[i], static_cast<std::int64_t>(sums[kBuckets + i]),
+                                static_cast<std::int64_t>(sums[2 * kBuckets + i])};
+    result.loss_sum += bucket.loss_sum;
+    result.tokens += bucket.tokens;
+    result.correct += bucket.correct;
+    if (bucket.tokens > 0) result.by_position.push_back(bucket);
   }
   // With the byte tokenizer every scored target is a byte; else bytes are known for all documents together only.
   if (documents.num_bytes() > 0) {
@@ -96,21 +100,22 @@ void print_result(const Evaluation& e, const EvaluateOptions& options, std::int6
   if (options.json) {
     std::string buckets;
     for (const auto& b : e.by_position) {
-      buckets += fmt::format("{}{{\"upto\":{},\"loss\":{:.9g},\"tokens\":{}}}", buckets.empty() ? "" : ",", b.upto,
-                             b.loss_sum / static_cast<double>(b.tokens), b.tokens);
+      buckets += fmt::format("{}{{\"upto\":{},\"loss\":{:.9g},\"accuracy\":{:.9g},\"tokens\":{}}}",
+                             buckets.empty() ? "" : ",", b.upto, b.loss(), b.accuracy(), b.tokens);
     }
     fmt::print(
-        "{{\"loss\":{:.12g},\"perplexity\":{:.9g},\"bits_per_byte\":{},\"tokens\":{},\"window\":{},\"stride\":{},"
-        "\"by_position\":[{}]}}\n",
-        e.loss(), e.perplexity(), optional(e.bits_per_byte()), e.tokens, window, stride, buckets);
+        "{{\"loss\":{:.12g},\"perplexity\":{:.9g},\"bits_per_byte\":{},\"accuracy\":{:.9g},\"tokens\":{},"
+        "\"window\":{},\"stride\":{},\"by_position\":[{}]}}\n",
+        e.loss(), e.perplexity(), optional(e.bits_per_byte()), e.accuracy(), e.tokens, window, stride, buckets);
     return;
   }
   fmt::print("loss           {:.6f} nats per token\nperplexity     {:.4f}\n", e.loss(), e.perplexity());
   if (e.bytes > 0) fmt::print("bits per byte  {:.4f}\n", e.bits_per_byte());
-  fmt::print("tokens scored  {}\nwindow {}, stride {}\n\n{:>10}  {:>8}  {:>10}\n", e.tokens, window, stride,
-             "context <=", "loss", "tokens");
+  fmt::print("accuracy       {:.4f} of the targets have the greatest probability\n", e.accuracy());
+  fmt::print("tokens scored  {}\nwindow {}, stride {}\n\n{:>10}  {:>8}  {:>8}  {:>10}\n", e.tokens, window, stride,
+             "context <=", "loss", "accuracy", "tokens");
   for (const auto& b : e.by_position) {
-    fmt::print("{:>10}  {:>8.4f}  {:>10}\n", b.upto, b.loss_sum / static_cast<double>(b.tokens), b.tokens);
+    fmt::print("{:>10}  {:>8.4f}  {:>8.4f}  {:>10}\n", b.upto, b.loss(), b.accuracy(), b.tokens);
   }
 }
 

@@ -1,4 +1,4 @@
-// Language-modelling loss over documents (spec/cli.md, Scoring).
+// Language-modelling loss and accuracy over documents (spec/cli.md, Scoring).
 #pragma once
 
 #include <cstdint>
@@ -15,16 +15,22 @@ struct PositionBucket {
   std::int64_t upto = 0;  // targets that see upto/2 < tokens <= upto of their window
   double loss_sum = 0;
   std::int64_t tokens = 0;
+  std::int64_t correct = 0;
+
+  double loss() const { return loss_sum / static_cast<double>(tokens); }  // a bucket holds at least one
+  double accuracy() const { return static_cast<double>(correct) / static_cast<double>(tokens); }
 };
 
 struct Evaluation {
-  double loss_sum = 0;      // nats
-  std::int64_t tokens = 0;  // targets scored
-  std::int64_t bytes = 0;   // UTF-8 bytes scored; 0: the documents are no text
+  double loss_sum = 0;       // nats
+  std::int64_t tokens = 0;   // targets scored
+  std::int64_t correct = 0;  // of them, those to which the model gives the greatest probability
+  std::int64_t bytes = 0;    // UTF-8 bytes scored; 0: the documents are no text
   std::vector<PositionBucket> by_position;
 
   double loss() const { return tokens > 0 ? loss_sum / static_cast<double>(tokens) : 0; }
   double perplexity() const;
+  double accuracy() const { return tokens > 0 ? static_cast<double>(correct) / static_cast<double>(tokens) : 0; }
   double bits_per_byte() const;  // −1 without bytes
 };
 
