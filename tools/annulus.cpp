@@ -39,6 +39,7 @@ struct Options {  // parsed values, alive for as long as the Action
   train::BenchOptions bench;
   InspectCommand inspect;
   PlotCommand plot;
+  PrepareCommand prepare;
 };
 
 const CLI::Range kPositive(std::int64_t{1}, std::int64_t{INT32_MAX}, "");
@@ -126,6 +127,38 @@ void add_plot(CLI::App& app, Options& o, Action& action) {
   c->callback([&] { action.local = [&] { return run_plot(o.plot); }; });
 }
 
+void add_recall(CLI::App& prepare, Options& o, Action& action) {
+  CLI::App* c = add_command(
+      prepare, "recall", "Associative recall (MQAR): pairs of a key and a value, later queries for them",
+      "A document states its pairs first and asks for every key at most once; answers are the only targets.\n"
+      "Two layers that see W tokens reach 2(W - 1) back: --gap-min 2W hides the pairs from them.\n"
+      "Train with data.tokenizer=none, model.vocab_size=VOCAB and train.sequence_length=LENGTH.\n"
+      "Example: annulus prepare recall recall.jsonl --length 128 --gap-min 32 --seed 1");
+  const auto number = [c](const char* name, std::int64_t& value, const char* help, const char* type) {
+    c->add_option(name, value, help)->type_name(type)->capture_default_str();
+  };
+  data::RecallOptions& r = o.prepare.recall;
+  c->add_option("output", o.prepare.output, "The file to write, .jsonl")->required()->type_name("DST");
+  number("--documents", r.documents, "Documents; each depends on its number and the seed alone", "N");
+  number("--length", r.length, "Tokens of a document", "L");
+  number("--pairs", r.pairs, "Pairs of a key and a value in a document", "N");
+  number("--queries", r.queries, "Keys that a document asks for; 0: all", "N");
+  number("--pair-span", r.pair_span, "The pairs lie in the first N tokens, filler between them; 0: no filler", "N");
+  number("--gap-min", r.gap_min, "Tokens that every query lies behind these, at least", "N");
+  number("--vocab", r.vocab, "Token ids: filler, then keys, then as many values", "N");
+  number("--filler-ids", r.filler_ids, "Ids that fill the rest of a document, drawn evenly", "N");
+  number("--seed", r.seed, "Another seed makes other documents", "N");
+  c->add_flag("--force", o.prepare.force, "Replace DST");
+  c->add_flag("--json", o.prepare.json, "Print what was written as one line of JSON");
+  c->callback([&] { action.local = [&] { return run_prepare_recall(o.prepare); }; });
+}
+
+void add_prepare(CLI::App& app, Options& o, Action& action) {
+  CLI::App* c = add_command(app, "prepare", "Write data files for experiments");
+  c->require_subcommand(1);
+  add_recall(*c, o, action);
+}
+
 void add_config_docs(CLI::App& app, Action& action) {
   CLI::App* c = add_command(app, "config-docs", "Print docs/config.md, every key of a config");
   c->group("");  // for maintainers: not in --help
@@ -140,9 +173,12 @@ void add_config_docs(CLI::App& app, Action& action) {
 // The message for a command line that CLI11 refused, with the nearest word for one that it does not know.
 std::string explain(const CLI::App& app, const CLI::ParseError& error) {
   const CLI::App* command = &app;
-  for (const CLI::App* used : app.get_subcommands()) command = used;
-  const bool top = command == &app;
-  const std::string help = fmt::format("see {} --help", top ? "annulus" : "annulus " + command->get_name());
+  std::string path = app.get_name();
+  while (!command->get_subcommands().empty()) {
+    command = command->get_subcommands().back();
+    path += " " + command->get_name();
+  }
+  const std::string help = fmt::format("see {} --help", path);
   const std::vector<std::string> unknown = command->remaining();
   if (unknown.empty()) return fmt::format("{}; {}", error.what(), help);
 
@@ -154,7 +190,8 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error) {
     for (const std::string& word : option->get_lnames()) known.push_back("--" + word);
   }
   const std::string word = unknown.front().substr(0, unknown.front().find('='));
-  return fmt::format("{} \"{}\"{}; {}", top ? "unknown subcommand" : "unexpected argument", word,
+  const bool wants_subcommand = command->get_require_subcommand_min() > 0;
+  return fmt::format("{} \"{}\"{}; {}", wants_subcommand ? "unknown subcommand" : "unexpected argument", word,
                      did_you_mean(word, known), help);
 }
 
@@ -216,6 +253,7 @@ int run(int argc, char** argv) {
   add_bench(app, options, action);
   add_inspect(app, options, action);
   add_plot(app, options, action);
+  add_prepare(app, options, action);
   add_config_docs(app, action);
 
   const bool speaks = launched_rank() == 0;

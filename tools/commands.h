@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "data/recall.h"
 #include "parallel/mpi_runtime.h"
 #include "train/bench.h"
 #include "train/evaluate.h"
@@ -37,6 +38,14 @@ struct PlotCommand {
   std::string output;  // empty: loss.svg beside the metrics
 };
 int run_plot(const PlotCommand& command);
+
+struct PrepareCommand {
+  std::string output;
+  bool force = false;  // replace what is there
+  bool json = false;
+  data::RecallOptions recall;
+};
+int run_prepare_recall(const PrepareCommand& command);
 
 // Ends the job after an error: it is said once, by the first rank that fails, and every rank ends with the code.
 [[noreturn]] void fail_job(parallel::MpiRuntime& runtime, const std::string& message, int code);
