@@ -88,6 +88,8 @@ void add_evaluate(CLI::App& app, Options& o, Action& action) {
   c->add_option("--precision", o.evaluate.precision,
                 "fp32, bf16 (GPU) or fp64 (CPU); fp32, or fp64 for an fp64 model, if left out")
       ->type_name("TYPE");
+  c->add_flag("--attention", o.evaluate.attention,
+              "Also what sparse layers do: mean gates, blocks selected by a query and by 4 and 8 neighbouring ones");
   c->add_flag("--json", o.evaluate.json, "Print the result as one line of JSON");
   c->callback([&] { action.collective = [&](auto& runtime) { return train::run_evaluation(o.evaluate, runtime); }; });
 }

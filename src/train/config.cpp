@@ -56,7 +56,8 @@ void resolve_device(RunConfig& c, const Machine& machine) {
   check_choice("parallel.device", device, std::vector<std::string>{"auto", "cpu", "cuda"});
   check_choice("train.precision", c.train.precision, std::vector<std::string>{"fp32", "bf16", "fp64"});
   const bool usable = machine.cuda_build && machine.gpus > 0;
-  if (device == "auto") device = usable && c.train.precision != "fp64" ? "cuda" : "cpu";
+  const bool has_kernels = c.train.precision != "fp64" && !c.model.has_nsa();
+  if (device == "auto") device = usable && has_kernels ? "cuda" : "cpu";
   if (device == "cuda" && !machine.cuda_build) {
     fail_key("parallel.device", "\"cuda\"", "\"cpu\" or \"auto\", since this program was built without CUDA",
              "build the preset cuda (cmake --preset cuda) where nvcc is installed");
@@ -68,6 +69,10 @@ void resolve_device(RunConfig& c, const Machine& machine) {
   if (device == "cuda" && c.train.precision == "fp64") {
     fail_key("train.precision", "\"fp64\"", "\"fp32\" or \"bf16\" on parallel.device = \"cuda\"",
              "fp64 is for tests on the CPU: set parallel.device to \"cpu\"");
+  }
+  if (device == "cuda" && c.model.has_nsa()) {
+    fail_key("model.attention", "with \"nsa\"", "\"dense\" layers on parallel.device = \"cuda\"",
+             "sparse layers run on CPU ranks only in this version: set parallel.device to \"cpu\"");
   }
   if (device == "cpu" && c.train.precision == "bf16") {
     fail_key("train.precision", "\"bf16\"", "\"fp32\" on the CPU, which has no bf16 kernels",

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <optional>
+#include <utility>
 
 #include "train/session.h"
 #include "train/state.h"
@@ -30,7 +32,8 @@ double Evaluation::bits_per_byte() const {
   return bytes > 0 ? loss_sum / (std::numbers::ln2 * static_cast<double>(bytes)) : -1;
 }
 
-Evaluation evaluate(Engine& engine, const data::ScoringData& documents, std::int64_t max_tokens) {
+Evaluation evaluate(Engine& engine, const data::ScoringData& documents, std::int64_t max_tokens,
+                    AttentionWatch* watch) {
   const auto& options = engine.options();
   const std::int64_t length = options.sequence_length, batch = options.batch, local = engine.layout().local_tokens();
   auto& mesh = engine.mesh();
@@ -51,14 +54,17 @@ Evaluation evaluate(Engine& engine, const data::ScoringData& documents, std::int
     std::fill(targets.begin(), targets.end(), -1);
     std::fill(tokens.begin(), tokens.end(), 0);
     const std::int64_t count = std::min(batch, num_windows - from);
+    std::vector<std::int64_t> lengths(static_cast<std::size_t>(batch), 0);
     for (std::int64_t b = 0; b < count; ++b) {
       const auto at = static_cast<std::size_t>(b * length);
+      lengths[static_cast<std::size_t>(b)] = windows[static_cast<std::size_t>(from + b)].length;
       documents.read(windows[static_cast<std::size_t>(from + b)],
                      {tokens.data() + at, static_cast<std::size_t>(length)},
                      {targets.data() + at, static_cast<std::size_t>(length)});
     }
     engine.load({tokens, targets, start});
     engine.context().at(Phase::evaluate);
+    if (watch) watch->next_lengths(std::move(lengths));
     const auto losses = engine.losses();
     const auto correct = engine.correct();
     for (std::int64_t b = 0; b < count; ++b) {
@@ -95,7 +101,31 @@ Evaluation evaluate(Engine& engine, const data::ScoringData& documents, std::int
 
 namespace {
 
-void print_result(const Evaluation& e, const EvaluateOptions& options, std::int64_t window, std::int64_t stride) {
+std::string attention_json(const std::vector<NsaStatistics>& layers) {
+  std::string out;
+  for (const auto& s : layers) {
+    out += fmt::format(
+        "{}{{\"layer\":{},\"gate_compressed\":{:.6g},\"gate_selected\":{:.6g},\"gate_window\":{:.6g},\"blocks\":{:.6g},"
+        "\"union_4\":{:.6g},\"union_8\":{:.6g}}}",
+        out.empty() ? "" : ",", s.layer, s.gate[0], s.gate[1], s.gate[2], s.selected, s.union_4, s.union_8);
+  }
+  return fmt::format(",\"attention\":[{}]", out);
+}
+
+void print_attention(const std::vector<NsaStatistics>& layers) {
+  fmt::print(
+      "\nsparse layers: mean gates, and different blocks selected by 1, 4 and 8 neighbouring queries\n{:>6}  {:>10}  "
+      "{:>8}  {:>6}  {:>7}  {:>7}  {:>7}\n",
+      "layer", "compressed", "selected", "window", "1", "4", "8");
+  for (const auto& s : layers) {
+    fmt::print("{:>6}  {:>10.3f}  {:>8.3f}  {:>6.3f}  {:>7.2f}  {:>7.2f}  {:>7.2f}\n", s.layer, s.gate[0], s.gate[1],
+               s.gate[2], s.selected, s.union_4, s.union_8);
+  }
+  if (layers.empty()) fmt::print("(this model has none)\n");
+}
+
+void print_result(const Evaluation& e, const std::vector<NsaStatistics>& layers, const EvaluateOptions& options,
+                  std::int64_t window, std::int64_t stride) {
   auto optional = [](double x) { return x < 0 ? std::string("null") : fmt::format("{:.9g}", x); };
   if (options.json) {
     std::string buckets;
@@ -105,8 +135,9 @@ void print_result(const Evaluation& e, const EvaluateOptions& options, std::int6
     }
     fmt::print(
         "{{\"loss\":{:.12g},\"perplexity\":{:.9g},\"bits_per_byte\":{},\"accuracy\":{:.9g},\"tokens\":{},"
-        "\"window\":{},\"stride\":{},\"by_position\":[{}]}}\n",
-        e.loss(), e.perplexity(), optional(e.bits_per_byte()), e.accuracy(), e.tokens, window, stride, buckets);
+        "\"window\":{},\"stride\":{},\"by_position\":[{}]{}}}\n",
+        e.loss(), e.perplexity(), optional(e.bits_per_byte()), e.accuracy(), e.tokens, window, stride, buckets,
+        options.attention ? attention_json(layers) : "");
     return;
   }
   fmt::print("loss           {:.6f} nats per token\nperplexity     {:.4f}\n", e.loss(), e.perplexity());
@@ -117,6 +148,7 @@ void print_result(const Evaluation& e, const EvaluateOptions& options, std::int6
   for (const auto& b : e.by_position) {
     fmt::print("{:>10}  {:>8.4f}  {:>8.4f}  {:>10}\n", b.upto, b.loss(), b.accuracy(), b.tokens);
   }
+  if (options.attention) print_attention(layers);
 }
 
 }  // namespace
@@ -149,9 +181,12 @@ int run_evaluation(const EvaluateOptions& options, parallel::MpiRuntime& runtime
   session.take_memory();
   std::vector<std::string> notes;
   restore(checkpoint, session.engine(), notes);
-  const Evaluation result = evaluate(session.engine(), documents);
+  std::optional<AttentionWatch> watch;
+  if (options.attention) watch.emplace(session.engine());
+  const Evaluation result = evaluate(session.engine(), documents, 0, watch ? &*watch : nullptr);
+  const auto layers = watch ? watch->result() : std::vector<NsaStatistics>{};
   if (result.tokens == 0) throw DataError("the documents have no token to score; give longer ones");
-  if (world.rank() == 0) print_result(result, options, config.train.sequence_length, stride);
+  if (world.rank() == 0) print_result(result, layers, options, config.train.sequence_length, stride);
   return 0;
 }
 

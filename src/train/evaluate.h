@@ -7,7 +7,7 @@
 
 #include "data/dataset.h"
 #include "parallel/mpi_runtime.h"
-#include "train/engine.h"
+#include "train/attention_statistics.h"
 
 namespace annulus::train {
 
@@ -35,8 +35,9 @@ struct Evaluation {
 };
 
 // Scores the documents' windows, at most `max_tokens` targets (0: all; whole windows). Replicas share the windows, the
-// ranks of a replica share each window. Collective; the result is the same on every rank.
-Evaluation evaluate(Engine& engine, const data::ScoringData& documents, std::int64_t max_tokens = 0);
+// ranks of a replica share each window. `watch` sees the passes. Collective; the result is the same on every rank.
+Evaluation evaluate(Engine& engine, const data::ScoringData& documents, std::int64_t max_tokens = 0,
+                    AttentionWatch* watch = nullptr);
 
 struct EvaluateOptions {
   std::string model;                 // checkpoint or run folder
@@ -44,6 +45,7 @@ struct EvaluateOptions {
   std::int64_t sequence_length = 0;  // 0: the training length
   std::int64_t stride = 0;           // 0: the whole window
   std::string precision;             // empty: fp32, fp64 if the checkpoint is
+  bool attention = false;            // what sparse layers do: gates, selected blocks
   bool json = false;
 };
 
