@@ -15,7 +15,8 @@ void check_blocks(const Checker& is, const char* name, const TensorView& x, cons
   ANNULUS_CHECK(d >= 1 && l >= d && l % d == 0, "compression: blocks of {} every {} rows", l, d);
   ANNULUS_CHECK((blocks.chunks == 1 || blocks.chunks == 2) && x.dim(1) % blocks.chunks == 0,
                 "compression: {} rows in {} chunks", x.dim(1), blocks.chunks);
-  if (halo.shape.rank()) is.tensor("halo", halo, x.dtype, {x.dim(0), blocks.chunks, l - d, x.dim(2), x.dim(3)});
+  if (halo.shape.rank())
+    is.tensor(name[0] == 'x' ? "halo" : "d_halo", halo, x.dtype, {x.dim(0), blocks.chunks, l - d, x.dim(2), x.dim(3)});
   const std::int64_t rows = x.dim(1) / blocks.chunks + (halo.shape.rank() ? l - d : 0);
   for (std::int64_t c = 0; c < blocks.chunks; ++c) {
     const std::int64_t n = blocks.num_blocks[c];
@@ -30,6 +31,7 @@ Shape block_shape(const TensorView& x, const LocalBlocks& blocks) {
 
 // Gradients of blocks are of the working type or stat: on the CPU the same.
 DType gradient_type(const Checker& is, const char* name, const TensorView& x, DType stat) {
+  is.working(x, name);
   if (x.dtype != stat && stat_type(x.dtype) != stat) is.fail(name, x, "the type of gradients, or the working type");
   return x.dtype;
 }
@@ -84,7 +86,9 @@ void check(const Context& ctx, const NsaBounds& a) {
         std::pair{"window_last", &a.window_last}}) {
     is.tensor(name, *view, DType::i32, shape);
   }
-  ANNULUS_CHECK(a.stride >= 1 && a.block >= a.stride && a.window >= 1 && a.halo >= 0 && a.num_blocks >= 0,
+  const bool alone = a.chunk_begin[0] == 0 && a.chunk_begin[1] < 0;  // all keys that a row may see are in the chunk
+  ANNULUS_CHECK(a.stride >= 1 && a.block >= a.stride && a.block % a.stride == 0 && a.window >= 1 && a.halo >= 0 &&
+                    a.num_blocks >= 0 && (alone || a.halo >= a.window - 1),
                 "nsa_bounds: block {}, stride {}, window {}, halo {}, {} blocks", a.block, a.stride, a.window, a.halo,
                 a.num_blocks);
 }
