@@ -20,11 +20,13 @@ template <>
 struct IndexOf<float> {
   using Scalar = std::int32_t;
   typedef std::int32_t Type __attribute__((vector_size(kVectorBytes), may_alias));
+  typedef std::uint32_t Bits __attribute__((vector_size(kVectorBytes), may_alias));
 };
 template <>
 struct IndexOf<double> {
   using Scalar = std::int64_t;
   typedef std::int64_t Type __attribute__((vector_size(kVectorBytes), may_alias));
+  typedef std::uint64_t Bits __attribute__((vector_size(kVectorBytes), may_alias));
 };
 template <class T>
 using LaneIndex = typename IndexOf<T>::Scalar;  // as wide as T: comparisons of T and of indices mask each other
@@ -84,8 +86,8 @@ template <class T>
   Vector<T> p = f * c[kDegree] + c[kDegree - 1];
 #pragma GCC unroll 16
   for (int i = kDegree - 2; i >= 0; --i) p = p * f + c[i];
-  p = reinterpret_cast<Vector<T>>(reinterpret_cast<IndexVector<T>>(p) +
-                                  (reinterpret_cast<IndexVector<T>>(rounded) << (kFloat ? 23 : 52)));
+  using Bits = typename IndexOf<T>::Bits;  // unsigned: where x is out of range the sum wraps round
+  p = reinterpret_cast<Vector<T>>(reinterpret_cast<Bits>(p) + (reinterpret_cast<Bits>(rounded) << (kFloat ? 23 : 52)));
   return x < kLowest ? Vector<T>{} : p;
 }
 
