@@ -1,5 +1,8 @@
 #include <omp.h>
 
+#include <chrono>
+#include <thread>
+
 #include "attention/select_workspace.h"
 #include "attention/selected_run.h"
 
@@ -205,6 +208,35 @@ TEST(SelectedBackward, BitsDependOnNeitherThreadsNorBatch) {
       EXPECT_TRUE(same_bits(run_selected(single), together)) << "sequence " << b;
     }
   }
+}
+
+// The first rows come to block 1 late, since the main thread sleeps after block 0; those in the middle have nothing to
+// do, the last only block 1. These wait for the first ones all the same.
+TEST(SelectedBackward, SegmentsAddToABlockInOrder) {
+  const SelectedSize size{
+      .batch = 1, .tokens = 512, .query_heads = 4, .kv_heads = 1, .depth = 64, .block = 16, .count = 2};
+  auto wide = selected_input(size, Lists::hot, 15);
+  for (std::int64_t t = 0; t < size.tokens; ++t) {
+    auto* list = wide.selected.data() + t * size.count;
+    list[0] = t < 32 ? 0 : t < 256 ? -1 : 1;
+    list[1] = t < 32 ? 1 : -1;
+  }
+  const auto in = convert<float>(wide);
+  auto start = run_selected(in);
+  for (auto* x : {&start.d_q, &start.d_k, &start.d_v}) {
+    for (std::size_t i = 0; i < x->size(); ++i) (*x)[i] = 0.1f * static_cast<float>(i % 11);  // sums of three or more
+  }
+  const int threads = omp_get_max_threads();
+  omp_set_num_threads(1);
+  auto one = start;
+  run_backward(in, one);
+  omp_set_num_threads(2);
+  for (int i = 0; i < 10; ++i) {
+    auto two = start;
+    run_backward(in, two, [] { std::this_thread::sleep_for(std::chrono::milliseconds(3)); });
+    EXPECT_TRUE(same_bits(one, two));
+  }
+  omp_set_num_threads(threads);
 }
 
 // d_q of the rows before a token, with their statistics given, does not change with the token by one bit.

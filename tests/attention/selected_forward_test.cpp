@@ -45,16 +45,40 @@ TEST(SelectedForward, LargeLogits) {
   }
 }
 
-// All logits far below 0, where a key that is not there, counted with a logit of 0, would take all the weight.
+// All logits far below 0, where a key that is not there, counted with a logit of 0, would take all the weight. The
+// buffer ends within a block and before the queries do.
 TEST(SelectedForward, KeysThatAreNotThereHaveNoWeight) {
   for (const auto& size : kSelectedSizes) {
     auto in = selected_input(size, Lists::causal, 3);
+    in = with_keys(in, {(2 * size.tokens + 2) / 3, {0, -1}});
     for (auto& x : in.q) x = 20 + std::abs(x);
     for (auto& x : in.k) x = -20 - std::abs(x);
     const auto exact = reference::selected_attention(in);
     const auto mine = forward(in);
     expect_close(mine.o, exact.o, 1e-12, "o");
     expect_close(mine.lse, exact.lse, 1e-13, "lse");
+  }
+}
+
+// Logits that overflow to −∞, a whole block of them before any other: weights of 0, as long as one logit is finite.
+TEST(SelectedForward, LogitsOfMinusInfinity) {
+  for (const auto& size : kSelectedSizes) {
+    if (size.count < 2 || size.tokens <= size.block) continue;
+    auto in = selected_input(size, Lists::causal, 3);
+    for (auto& x : in.q) x = std::abs(x) + 1;
+    for (std::int64_t b = 0; b < size.batch; ++b) {
+      const std::int64_t row = size.kv_heads * size.depth;
+      std::fill_n(in.k.begin() + b * size.tokens * row, size.block * row, -std::numeric_limits<double>::max());
+    }
+    const auto exact = reference::selected_attention(in);
+    const auto mine = forward(in);
+    int compared = 0;
+    for (std::size_t i = 0; i < exact.o.size(); ++i) {
+      if (std::isnan(exact.o[i])) continue;  // rows that see no other block
+      ++compared;
+      ASSERT_NEAR(mine.o[i], exact.o[i], 1e-13 * max_finite(in.v));
+    }
+    EXPECT_GT(compared, 0);
   }
 }
 

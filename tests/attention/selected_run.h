@@ -208,10 +208,11 @@ void run_forward(const SelectedInput<T>& in, BandState<T>& state, bool has_state
   if (out) *out = memory.read(result);
 }
 
-// Adds into result.d_q, d_k, d_v; reads its lse and delta.
+// Adds into result.d_q, d_k, d_v; reads its lse and delta. `progress`: Context::progress.
 template <class T>
-void run_backward(const SelectedInput<T>& in, BandOutput<T>& result) {
+void run_backward(const SelectedInput<T>& in, BandOutput<T>& result, void (*progress)() = nullptr) {
   BandMemory<T> memory(in.size);
+  memory.device().context().progress = progress;
   const auto q = memory.queries(), k = memory.keys(), v = memory.keys(), d_o = memory.queries();
   const auto selected = memory.add(DType::i32, {in.size.batch, in.size.queries, in.size.kv_heads, in.count}, 1);
   const auto token = memory.bounds(), start = memory.bounds();

@@ -251,7 +251,7 @@ class Forward {
         std::fill_n(o, shape_.depth, T(0));
         lse = -kInfinity<T>;
       }
-    } else if (!has_state_ || lse == -kInfinity<T>) {
+    } else if (!has_state_) {
       const T weight = static_cast<T>(1 / sum);
       for (std::int64_t d = 0; d < shape_.depth; ++d) o[d] = from[d] * weight;
       lse = static_cast<T>(here);
