@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <numeric>
 #include <vector>
 
 #include "attention/compress.h"
@@ -144,6 +145,21 @@ TEST(NsaBounds, ShortSequences) {
   for (const std::int64_t tokens : {1, 7, 8, 9, 11, 12, 13}) {
     const SequenceLayout layout(LayoutKind::zigzag, tokens, 1);
     check(shape, layout, {starts_of({100}, tokens), starts_of({3, 2}, tokens)});
+  }
+}
+
+// A buffer with fewer compressed rows than the tokens would make: no bound points past it.
+TEST(NsaBounds, NeverPastTheLastBlock) {
+  const NsaShape shape{.block = 8, .stride = 4, .select_block = 8, .window = 5};
+  const Buffer buffer{0, 40, {0, -1}};
+  Indices token(40), start(40, 3);
+  std::iota(token.begin(), token.end(), 0);
+  std::fill_n(start.begin(), 3, 0);
+  for (std::int64_t num_blocks = 0; num_blocks <= 9; ++num_blocks) {
+    const Bounds bounds = run(shape, num_blocks, buffer, token, start, 1);
+    for (std::size_t r = 0; r < token.size(); ++r) {
+      expect_row(shape, num_blocks, buffer, bounds, r, token[r], start[r]);
+    }
   }
 }
 
