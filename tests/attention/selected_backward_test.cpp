@@ -1,6 +1,7 @@
 #include <omp.h>
 
 #include <chrono>
+#include <numeric>
 #include <thread>
 
 #include "attention/select_workspace.h"
@@ -210,16 +211,17 @@ TEST(SelectedBackward, BitsDependOnNeitherThreadsNorBatch) {
   }
 }
 
-// The first rows come to block 1 late, since the main thread sleeps after block 0; those in the middle have nothing to
-// do, the last only block 1. These wait for the first ones all the same.
+// The first rows come to block 7 late: they have much to do before, and the main thread sleeps after every block. Those
+// in the middle have nothing to do, the last only block 7. These wait for the first ones all the same.
 TEST(SelectedBackward, SegmentsAddToABlockInOrder) {
   const SelectedSize size{
-      .batch = 1, .tokens = 512, .query_heads = 4, .kv_heads = 1, .depth = 64, .block = 16, .count = 2};
+      .batch = 1, .tokens = 512, .query_heads = 16, .kv_heads = 1, .depth = 96, .block = 4, .count = 8};
   auto wide = selected_input(size, Lists::hot, 15);
   for (std::int64_t t = 0; t < size.tokens; ++t) {
     auto* list = wide.selected.data() + t * size.count;
-    list[0] = t < 32 ? 0 : t < 256 ? -1 : 1;
-    list[1] = t < 32 ? 1 : -1;
+    std::fill_n(list, size.count, -1);
+    if (t < 32) std::iota(list, list + size.count, 0);
+    else if (t >= 480) list[0] = 7;
   }
   const auto in = convert<float>(wide);
   auto start = run_selected(in);

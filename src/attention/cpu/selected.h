@@ -285,13 +285,15 @@ template <class T>
 }
 
 template <class T>
-inline T largest_lane(Vector<T> x) {
-  T lanes[kLanes<T>];
-  std::memcpy(lanes, &x, sizeof(x));
+[[gnu::always_inline]] inline T largest_lane(Vector<T> x) {
+  IndexVector<T> lane;
+  for (int i = 0; i < kLanes<T>; ++i) lane[i] = i;
+#pragma GCC unroll 4
   for (int step = kLanes<T> / 2; step > 0; step /= 2) {
-    for (int i = 0; i < step; ++i) lanes[i] = lanes[i] < lanes[i + step] ? lanes[i + step] : lanes[i];
+    const Vector<T> other = __builtin_shuffle(x, lane ^ step);
+    x = x < other ? other : x;
   }
-  return lanes[0];
+  return x[0];
 }
 
 }  // namespace annulus::attention::cpu

@@ -14,8 +14,8 @@ template <class T>
 constexpr T kInfinity = std::numeric_limits<T>::infinity();
 constexpr double kLog2E = 1.4426950408889634074;
 
-constexpr std::int64_t kTileRows = 48;     // with their scores in the L1 cache, beside a block's keys
-constexpr std::int64_t kSegmentRows = 96;  // that meet a block, on average
+constexpr std::int64_t kTileRows = 48;      // with their scores in the L1 cache, beside a block's keys
+constexpr std::int64_t kSegmentRows = 192;  // that meet a block, on average
 
 // How a call is cut; without influence on any row's bits.
 struct ForwardGrid {
