@@ -5,10 +5,10 @@
 // A block holds kWarps · kRows query rows of one head, a warp kRows of them. Scores: a lane owns one of the tile's 32
 // keys and reads the warp's queries as broadcasts. Output: a lane owns every 32nd column. A key tile that no row of a
 // warp may see is passed over; one that all its rows see whole takes no masks.
-#include "attention/band.h"
+#include "attention/cuda/band_kernels.h"
 #include "core/cuda/kernel.h"
 
-namespace annulus::attention::cuda {
+namespace annulus::attention::cuda::plain {
 
 using namespace annulus::cuda;
 
@@ -244,7 +244,6 @@ void launch(const Context& ctx, const Params& p, int batches) {
 void band_forward(Context& ctx, const BandForward& args) {
   const std::int64_t dim = args.q.dim(3);
   ANNULUS_CHECK(dim <= 256, "band_forward on a GPU takes head dimensions up to 256, not " + std::to_string(dim));
-  if (args.q.numel() == 0) return;
   const bool packed = dim % 4 == 0 && aligned16(args.q) && aligned16(args.k) && aligned16(args.v);
   with_gpu_type("band_forward", args.q.dtype, [&](auto tag) {
     using T = decltype(tag);
@@ -271,4 +270,4 @@ void band_forward(Context& ctx, const BandForward& args) {
   });
 }
 
-}  // namespace annulus::attention::cuda
+}  // namespace annulus::attention::cuda::plain

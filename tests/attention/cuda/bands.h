@@ -1,6 +1,6 @@
 // The kinds of bands that occur, and the naive reference over several key buffers: one after the other, with the merge
 // of Ring Attention (arXiv 2310.01889) between them. In double it is the truth, in float the naive implementation whose
-// error bounds ours.
+// error bounds ours; Weights::bf16 rounds what multiplies v, as tensor cores need it.
 #pragma once
 
 #include <algorithm>
@@ -9,6 +9,7 @@
 #include <limits>
 #include <vector>
 
+#include "core/dtype.h"
 #include "reference/attention.h"
 
 namespace annulus::testing {
@@ -19,7 +20,7 @@ struct BandLimits {  // [B, T], rows of the whole key sequence
   std::vector<std::int32_t> first, last;
 };
 
-enum class BandKind { full, causal, window, documents, compressed, empty, stairs };
+enum class BandKind { full, causal, window, documents, compressed, empty, stairs, long_documents, gaps };
 
 inline BandLimits make_limits(BandKind kind, const BandSize& s) {
   BandLimits out;
@@ -49,6 +50,16 @@ inline BandLimits make_limits(BandKind kind, const BandSize& s) {
         case BandKind::empty:
           first = s.keys, last = -1;
           break;
+        case BandKind::long_documents:
+          first = self / (290 + b) * (290 + b);
+          break;
+        case BandKind::gaps: {  // of every nine keys four are seen, two by one row and two by another; a third row sees
+                                // none
+          const std::int64_t step = t % 3;
+          first = std::min(t / 3 * 9 + (step == 0 ? 0 : 2), s.keys);
+          last = t / 3 * 9 + (step == 2 ? 3 : 1);
+          break;
+        }
         case BandKind::stairs:  // steps of uneven size, rows without keys between them
           if (t % 5 == 3) stair_first = std::min(stair_first + (t % 3) * 4, s.keys);
           if (t % 7 == 2) stair_last = std::min(stair_last + (t % 4) * 6 + b, s.keys - 1);
@@ -89,11 +100,54 @@ struct BandState {
   std::vector<R> o, lse;
 };
 
+enum class Weights { exact, bf16 };
+
+// What the kernels of cuda/sm90 need for aligned tensors of this kind; others compute in fp32 throughout.
+inline Weights weights_on_gpu(DType dtype, std::int64_t depth) {
+  return dtype == DType::bf16 && (depth == 64 || depth == 128) ? Weights::bf16 : Weights::exact;
+}
+
+// reference::band_attention's o and lse with exp(scale · q·k − max) rounded to bf16 where it multiplies v.
+template <class R>
+BandState<R> rounded_band(const reference::BandInput<R>& in) {
+  const BandSize& s = in.size;
+  const auto width = static_cast<std::size_t>(s.depth);
+  BandState<R> out{std::vector<R>(in.q.size(), R(0)),
+                   std::vector<R>(static_cast<std::size_t>(s.rows()), -std::numeric_limits<R>::infinity())};
+  for (std::int64_t row = 0; row < s.rows(); ++row) {  // of [B, Hq, T]
+    const std::int64_t t = row % s.queries, h = row / s.queries % s.query_heads, b = row / s.queries / s.query_heads;
+    const auto bound = static_cast<std::size_t>(b * s.queries + t);
+    const std::int64_t first = in.first[bound], last = in.last[bound];
+    if (first > last) continue;
+    const std::size_t at = static_cast<std::size_t>((b * s.queries + t) * s.query_heads + h) * width;
+    const auto row_of = [&](const std::vector<R>& x, std::int64_t key) {
+      return &x[static_cast<std::size_t>((b * s.keys + key) * s.kv_heads + h / (s.query_heads / s.kv_heads)) * width];
+    };
+    std::vector<R> scores;
+    for (std::int64_t key = first; key <= last; ++key) {
+      R dot = 0;
+      for (std::size_t c = 0; c < width; ++c) dot += in.q[at + c] * row_of(in.k, key)[c];
+      scores.push_back(static_cast<R>(in.scale) * dot);
+    }
+    const R top = *std::max_element(scores.begin(), scores.end());
+    R sum = 0;
+    for (std::int64_t key = first; key <= last; ++key) {
+      const R weight = std::exp(scores[static_cast<std::size_t>(key - first)] - top);
+      sum += weight;
+      const R rounded = static_cast<R>(to_float(to_bfloat16(static_cast<float>(weight))));
+      for (std::size_t c = 0; c < width; ++c) out.o[at + c] += rounded * row_of(in.v, key)[c];
+    }
+    for (std::size_t c = 0; c < width; ++c) out.o[at + c] /= sum;
+    out.lse[static_cast<std::size_t>(row)] = top + std::log(sum);
+  }
+  return out;
+}
+
 // Key buffers [0, cuts[0]), [cuts[0], cuts[1]), …; the last cut is s.keys.
 template <class R>
 BandState<R> naive_band(const BandSize& s, const BandLimits& limits, const std::vector<double>& q,
                         const std::vector<double>& k, const std::vector<double>& v, double scale,
-                        const std::vector<std::int64_t>& cuts) {
+                        const std::vector<std::int64_t>& cuts, Weights weights = Weights::exact) {
   const auto as_real = [](const std::vector<double>& x) { return std::vector<R>(x.begin(), x.end()); };
   BandState<R> state;
   std::int64_t begin = 0;
@@ -110,9 +164,15 @@ BandState<R> naive_band(const BandSize& s, const BandLimits& limits, const std::
     in.first = std::move(within.first);
     in.last = std::move(within.last);
     begin = end;
-    auto part = reference::band_attention(in);
+    BandState<R> part;
+    if (weights == Weights::bf16) {
+      part = rounded_band(in);
+    } else {
+      auto whole = reference::band_attention(in);
+      part = {std::move(whole.o), std::move(whole.lse)};
+    }
     if (state.o.empty()) {
-      state = {std::move(part.o), std::move(part.lse)};
+      state = std::move(part);
       continue;
     }
     for (std::size_t i = 0; i < state.lse.size(); ++i) {

@@ -225,12 +225,13 @@ void expect_near_gradients(const Ring& ring, const Problem& p, const Result& res
 void check(DType dtype, BandKind kind, parallel::LayoutKind layout) {
   if (!has_gpu_per_rank()) GTEST_SKIP() << "no GPU for every rank";
   const Problem problem = make_problem(dtype, kind);
-  const auto truth_of = [&](auto zero, const std::vector<std::int64_t>& cuts) {
-    return naive_band<decltype(zero)>(problem.size, problem.limits, problem.q, problem.k, problem.v, 0.125, cuts);
+  const auto attention_in = [&](auto zero, const std::vector<std::int64_t>& cuts, Weights weights) {
+    return naive_band<decltype(zero)>(problem.size, problem.limits, problem.q, problem.k, problem.v, 0.125, cuts,
+                                      weights);
   };
   const std::int64_t tokens = problem.size.keys;
-  const auto truth = truth_of(double{}, {tokens});
-  const auto naive = truth_of(float{}, {tokens / 2, tokens});
+  const auto truth = attention_in(double{}, {tokens}, Weights::exact);
+  const auto naive = attention_in(float{}, {tokens / 2, tokens}, weights_on_gpu(dtype, problem.size.depth));
   const double naive_o = max_error(naive.o, truth.o), naive_lse = max_error(naive.lse, truth.lse);
 
   const auto judge = [&](Ring& ring, const Result& result) {

@@ -1,0 +1,17 @@
+// Which kernel runs a banded operation: by device, type and shape.
+#include "attention/cuda/band_kernels.h"
+#ifdef ANNULUS_SM90A
+#include "attention/cuda/sm90/forward.h"
+#endif
+
+namespace annulus::attention::cuda {
+
+void band_forward(Context& ctx, const BandForward& args) {
+  if (args.q.numel() == 0) return;
+#ifdef ANNULUS_SM90A
+  if (sm90::takes(ctx, args)) return sm90::band_forward(ctx, args);
+#endif
+  plain::band_forward(ctx, args);
+}
+
+}  // namespace annulus::attention::cuda
