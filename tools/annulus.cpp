@@ -1,6 +1,7 @@
 // The program: parses the command line (the only file that knows CLI11), starts MPI for the subcommands that need it,
 // and turns errors into one message and an exit code (core/error.h, README).
 #include <fmt/core.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <chrono>
@@ -12,6 +13,7 @@
 #include "core/config_check.h"
 #include "core/error.h"
 #include "core/version.h"
+#include "ops/cpu/blas_core.h"
 #include "train/config.h"
 
 namespace annulus::tools {
@@ -232,6 +234,14 @@ int guard(const std::function<int()>& action, const std::function<int(const std:
 
 namespace {
 
+// Starts this program anew with OpenBLAS's kernels for this CPU where it has not found them itself
+// (ops/cpu/blas_core.h); the environment variable ends the second round at once.
+void run_with_better_blas(char** argv) {
+  const std::string core(ops::cpu::better_blas_core());
+  if (core.empty() || setenv("OPENBLAS_CORETYPE", core.c_str(), 0) != 0) return;
+  execv("/proc/self/exe", argv);  // returns only if it failed: slow is right too
+}
+
 // A result that could not be written is none.
 int flushed(int code) {
   if (std::fflush(stdout) != 0 || std::ferror(stdout)) throw Error("standard output cannot be written (a full disk?)");
@@ -269,6 +279,7 @@ int run(int argc, char** argv) {
                    return code;
                  });
   }
+  run_with_better_blas(argv);
   parallel::MpiRuntime runtime(&argc, &argv);
   return guard([&] { return flushed(action.collective(runtime)); },
                [&](const std::string& message, int code) -> int { fail_job(runtime, message, code); });
