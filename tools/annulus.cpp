@@ -92,6 +92,11 @@ void add_evaluate(CLI::App& app, Options& o, Action& action) {
       ->type_name("TYPE");
   c->add_flag("--attention", o.evaluate.attention,
               "Also what sparse layers do: mean gates, blocks selected by a query and by 4 and 8 neighbouring ones");
+  c->add_option("--without", o.evaluate.without,
+                "Shut the gates of a branch of sparse layers: compressed, selected or window. May be repeated")
+      ->type_name("BRANCH")
+      ->check(CLI::IsMember({"compressed", "selected", "window"}))
+      ->allow_extra_args(false);
   c->add_flag("--json", o.evaluate.json, "Print the result as one line of JSON");
   c->callback([&] { action.collective = [&](auto& runtime) { return train::run_evaluation(o.evaluate, runtime); }; });
 }

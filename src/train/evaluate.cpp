@@ -151,6 +151,13 @@ void print_result(const Evaluation& e, const std::vector<NsaStatistics>& layers,
   if (options.attention) print_attention(layers);
 }
 
+attention::Branch branch_named(const std::string& name) {
+  if (name == "compressed") return attention::kCompressed;
+  if (name == "selected") return attention::kSelected;
+  if (name == "window") return attention::kWindow;
+  throw ConfigError("--without " + name + ": expected compressed, selected or window");
+}
+
 }  // namespace
 
 int run_evaluation(const EvaluateOptions& options, parallel::MpiRuntime& runtime) {
@@ -181,6 +188,7 @@ int run_evaluation(const EvaluateOptions& options, parallel::MpiRuntime& runtime
   session.take_memory();
   std::vector<std::string> notes;
   restore(checkpoint, session.engine(), notes);
+  for (const auto& branch : options.without) close_gate(session.engine(), branch_named(branch));
   std::optional<AttentionWatch> watch;
   if (options.attention) watch.emplace(session.engine());
   const Evaluation result = evaluate(session.engine(), documents, 0, watch ? &*watch : nullptr);

@@ -46,6 +46,7 @@ struct EvaluateOptions {
   std::int64_t stride = 0;           // 0: the whole window
   std::string precision;             // empty: fp32, fp64 if the checkpoint is
   bool attention = false;            // what sparse layers do: gates, selected blocks
+  std::vector<std::string> without;  // branches of sparse layers whose gates are shut: compressed, selected, window
   bool json = false;
 };
 
