@@ -5,6 +5,7 @@
 #include "attention/nsa.h"
 #include "attention/select.h"
 #include "parallel/ring.h"
+#include "train/attention_statistics.h"
 #include "train/bench_run.h"
 
 namespace annulus::train {
@@ -155,6 +156,15 @@ struct NsaRig : Rig {
                         .d_kv_window = d_kv[2]});
   }
 
+  // Mean number of different blocks of 4 and 8 neighbouring queries.
+  std::string unions() const {
+    UnionSum four, eight;
+    for (auto [sum, group] : {std::pair{&four, 4}, {&eight, 8}}) {
+      sum->add(selected.as<std::int32_t>(), selected.dim(1), selected.dim(2), selected.dim(3), group);
+    }
+    return fmt::format(",\"union_4\":{:.2f},\"union_8\":{:.2f}", four.mean(), eight.mean());
+  }
+
   // Stages, on one rank: lse of a branch stands for its delta too, which changes no time.
   double scale() const { return 1 / std::sqrt(static_cast<double>(q.dim(3))); }
   void band(attn::Branch b, const TensorView& first, const TensorView& last) {
@@ -277,6 +287,7 @@ void BenchRun::nsa(std::int64_t tokens, std::int64_t heads, std::int64_t kv_head
   const auto& last = rig.batch.global_last;
   measured("compressed_forward", compressed, [&] { rig.band(attn::kCompressed, zero, rig.compressed_last); });
   measured("scores_and_top_n", compressed / 2, [&] { rig.select(); });
+  results_.back().extra += rig.unions();
   measured("selected_forward", chosen, [&] { rig.gather(); });
   measured("window_forward", window, [&] { rig.band(attn::kWindow, rig.window_first, last); });
   measured("compressed_backward", 2.5 * compressed,
