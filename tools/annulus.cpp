@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdlib>
+#include <filesystem>
 #include <functional>
 #include <thread>
 
@@ -244,7 +245,9 @@ namespace {
 void run_with_better_blas(char** argv) {
   const std::string core(ops::cpu::better_blas_core());
   if (core.empty() || setenv("OPENBLAS_CORETYPE", core.c_str(), 0) != 0) return;
-  execv("/proc/self/exe", argv);  // returns only if it failed: slow is right too
+  std::error_code error;  // the program's own path: `ps` shows its name
+  const auto program = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (!error) execv(program.c_str(), argv);  // returns only if it failed: slow is right too
 }
 
 // A result that could not be written is none.
