@@ -37,6 +37,7 @@ struct Action {
 
 struct Options {  // parsed values, alive for as long as the Action
   TrainCommand train;
+  train::UptrainOptions uptrain;
   train::EvaluateOptions evaluate;
   PlanCommand plan;
   train::BenchOptions bench;
@@ -53,15 +54,19 @@ CLI::App* add_command(CLI::App& app, const char* name, const char* description, 
   return command;
 }
 
-void add_config(CLI::App* command, std::string& config, std::vector<std::string>& overrides) {
-  command->add_option("config", config, "TOML file of the run; docs/config.md lists every key")
-      ->required()
-      ->type_name("CONFIG");
+void add_overrides(CLI::App* command, std::vector<std::string>& overrides) {
   command
       ->add_option("--set", overrides,
                    "Override a key of the config; the value is TOML, a bare word is a string. May be repeated")
       ->type_name("SECTION.KEY=VALUE")
       ->allow_extra_args(false);
+}
+
+void add_config(CLI::App* command, std::string& config, std::vector<std::string>& overrides) {
+  command->add_option("config", config, "TOML file of the run; docs/config.md lists every key")
+      ->required()
+      ->type_name("CONFIG");
+  add_overrides(command, overrides);
 }
 
 void add_train(CLI::App& app, Options& o, Action& action) {
@@ -71,6 +76,31 @@ void add_train(CLI::App& app, Options& o, Action& action) {
                             "Example: mpirun -np 2 annulus train configs/quickstart.toml --set train.steps=200");
   add_config(c, o.train.config, o.train.overrides);
   c->callback([&] { action.collective = [&](auto& runtime) { return run_train(o.train, runtime); }; });
+}
+
+void add_uptrain(CLI::App& app, Options& o, Action& action) {
+  CLI::App* c = add_command(
+      app, "uptrain", "Train a model on by its own recipe, for a share of its tokens",
+      "For converted models, and for longer contexts. Makes a run folder of its own; started\n"
+      "again it goes on there.\n"
+      "Example: mpirun -np 2 annulus uptrain gqa --fraction 0.05\n"
+      "         annulus uptrain runs/english --set train.sequence_length=4096 \\\n"
+      "           --set 'model.rope_scaling={rope_type=\"yarn\", factor=4, original_max_position_embeddings=1024}'");
+  c->add_option("model", o.uptrain.model, "Checkpoint, or run folder (its newest checkpoint)")
+      ->required()
+      ->type_name("MODEL");
+  auto* fraction = c->add_option("--fraction", o.uptrain.fraction, "Share of the tokens of the source's run")
+                       ->type_name("SHARE")
+                       ->capture_default_str();
+  c->add_option("--tokens", o.uptrain.tokens, "Train on so many tokens instead")
+      ->type_name("N")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 50, ""))
+      ->excludes(fraction);
+  c->add_option("--config", o.uptrain.config, "A recipe, for a model that has none")->type_name("FILE");
+  c->add_option("--run", o.uptrain.run, "The new run folder; the source's name with -uptrained if left out")
+      ->type_name("FOLDER");
+  add_overrides(c, o.uptrain.overrides);
+  c->callback([&] { action.collective = [&](auto& runtime) { return train::run_uptraining(o.uptrain, runtime); }; });
 }
 
 void add_evaluate(CLI::App& app, Options& o, Action& action) {
@@ -268,6 +298,7 @@ int run(int argc, char** argv) {
   Options options;
   Action action;
   add_train(app, options, action);
+  add_uptrain(app, options, action);
   add_evaluate(app, options, action);
   add_plan(app, options, action);
   add_bench(app, options, action);

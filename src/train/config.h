@@ -39,6 +39,7 @@ struct CheckpointConfig {
   std::int64_t every = 500;          // steps; 0: only at the end
   std::int64_t keep = 2;
   std::string resume = "auto";  // auto, none, PATH of a checkpoint
+  std::string init_from;        // a run that resumes from nothing starts with this MODEL's weights; empty: random ones
   bool operator==(const CheckpointConfig&) const = default;
 };
 

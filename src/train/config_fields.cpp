@@ -111,7 +111,9 @@ void add_run(std::vector<Field>& fields, RunConfig& c) {
       {{"dir", &c.checkpoint.dir, "The run's folder: checkpoints, metrics.jsonl and the resolved config.toml."},
        {"every", &c.checkpoint.every, "Steps between checkpoints. 0: only at the end."},
        {"keep", &c.checkpoint.keep, "Newest checkpoints kept, at least 2."},
-       {"resume", &c.checkpoint.resume, "`auto` (the newest of dir that verifies), `none`, or a checkpoint's path."}});
+       {"resume", &c.checkpoint.resume, "`auto` (the newest of dir that verifies), `none`, or a checkpoint's path."},
+       {"init_from", &c.checkpoint.init_from,
+        "A checkpoint or run folder whose weights a new run starts with; empty: random weights."}});
   append(fields, "log",
          {{"every", &c.log.every, "Steps per progress line and metrics record."},
           {"bar", &c.log.bar, "A live bar where stdout is a terminal."},

@@ -64,26 +64,33 @@ void check_tensors(const checkpoint::Checkpoint& from, Engine& engine) {
   }
 }
 
-void restore(const checkpoint::Checkpoint& from, Engine& engine, std::vector<std::string>& notes) {
+void restore_weights(const checkpoint::Checkpoint& from, Engine& engine) {
   check_tensors(from, engine);
   auto& store = engine.store();
-  const std::string first = store.entries().front().name;
-  const std::string weights = from.find("optimizer/master", first) ? "optimizer/master" : "model";
+  const std::string weights =
+      from.find("optimizer/master", store.entries().front().name) ? "optimizer/master" : "model";
   read_shard(from, engine, weights, store.shards().own(store.values()));
   if (engine.options().training) {
     for (const auto& slot : engine.optimizer().slots()) {
-      const std::string group = "optimizer/" + slot.name;
-      if (slot.name == "master") {
-        read_shard(from, engine, weights, slot.state);
-      } else if (from.find(group, first)) {
-        read_shard(from, engine, group, slot.state);
-      } else {
-        notes.push_back(fmt::format("{} holds no {}: it starts at zero", from.path(), group));
-        ops::fill(engine.context(), {.y = slot.state, .value = 0});
-      }
+      if (slot.name == "master") read_shard(from, engine, weights, slot.state);
+      else ops::fill(engine.context(), {.y = slot.state, .value = 0});
     }
   }
   engine.gather_weights();
+}
+
+void restore(const checkpoint::Checkpoint& from, Engine& engine, std::vector<std::string>& notes) {
+  restore_weights(from, engine);
+  if (!engine.options().training) return;
+  for (const auto& slot : engine.optimizer().slots()) {
+    if (slot.name == "master") continue;
+    const std::string group = "optimizer/" + slot.name;
+    if (from.find(group, engine.store().entries().front().name)) {
+      read_shard(from, engine, group, slot.state);
+    } else {
+      notes.push_back(fmt::format("{} holds no {}: it starts at zero", from.path(), group));
+    }
+  }
 }
 
 checkpoint::HostCopy host_copy(const ComputeDevice& device, Engine& engine) {

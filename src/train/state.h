@@ -18,6 +18,9 @@ void check_tensors(const checkpoint::Checkpoint& from, Engine& engine);
 // state (with a word in `notes`) for a slot the checkpoint lacks. Collective.
 void restore(const checkpoint::Checkpoint& from, Engine& engine, std::vector<std::string>& notes);
 
+// Reads the weights alone; the optimiser starts from zero state. Collective.
+void restore_weights(const checkpoint::Checkpoint& from, Engine& engine);
+
 // How the checkpoint writer fetches slices of this engine's device.
 checkpoint::HostCopy host_copy(const ComputeDevice& device, Engine& engine);
 
