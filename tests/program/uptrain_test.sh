@@ -16,7 +16,7 @@ expect 0 'weights from run/step-00000020 (step 20), zero optimiser state' uptrai
 have_steps 1 5 run-uptrained
 [ "$(key run-uptrained warmup_steps)" = 1 ] || fail "warm-up is $(key run-uptrained warmup_steps)" run-uptrained/config.toml
 [ "$(key run-uptrained lr)" = "$(key run lr)" ] || fail "another learning rate"
-"$program" inspect run-uptrained | grep -q 'from the weights of run/step-00000020' || fail "provenance is not said"
+expect 0 'from the weights of run/step-00000020' "$program" inspect run-uptrained
 
 # With nothing learnt the loss is the source's: the weights are what it starts from. Started again it goes on.
 expect 0 'saved still/step-00000002' uptrain 2 run/step-00000020 --tokens 300 --run still --set optimizer.lr=1e-30
