@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <charconv>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
@@ -167,6 +168,27 @@ void add_plot(CLI::App& app, Options& o, Action& action) {
   c->callback([&] { action.local = [&] { return run_plot(o.plot); }; });
 }
 
+// What every kind of prepared file has.
+void add_output(CLI::App* command, PrepareCommand& prepare) {
+  command->add_option("output", prepare.output, "The file to write, .jsonl")->required()->type_name("DST");
+  command->add_flag("--force", prepare.force, "Replace DST");
+  command->add_flag("--json", prepare.json, "Print what was written as one line of JSON");
+}
+
+// CLI11 takes the nearest integer it can hold; a number that was not meant is worse than none.
+std::string fits_in_64_bits(const std::string& text) {
+  std::int64_t value = 0;
+  const char* end = text.data() + text.size();
+  const auto result = std::from_chars(text.data(), end, value);
+  return result.ec == std::errc::result_out_of_range ? text + ": expected an integer of at most 18 digits" : "";
+}
+
+template <class T>
+void add_number(CLI::App* command, const char* name, T& value, const char* help, const char* type) {
+  auto* option = command->add_option(name, value, help)->type_name(type)->capture_default_str();
+  if constexpr (std::is_integral_v<T>) option->check(fits_in_64_bits);
+}
+
 void add_recall(CLI::App& prepare, Options& o, Action& action) {
   CLI::App* c = add_command(
       prepare, "recall", "Associative recall (MQAR): pairs of a key and a value, later queries for them",
@@ -174,29 +196,42 @@ void add_recall(CLI::App& prepare, Options& o, Action& action) {
       "Two layers that see W tokens reach 2(W - 1) back: --gap-min 2W hides the pairs from them.\n"
       "Train with data.tokenizer=none, model.vocab_size=VOCAB and train.sequence_length=LENGTH.\n"
       "Example: annulus prepare recall recall.jsonl --length 128 --gap-min 32 --seed 1");
-  const auto number = [c](const char* name, std::int64_t& value, const char* help, const char* type) {
-    c->add_option(name, value, help)->type_name(type)->capture_default_str();
-  };
   data::RecallOptions& r = o.prepare.recall;
-  c->add_option("output", o.prepare.output, "The file to write, .jsonl")->required()->type_name("DST");
-  number("--documents", r.documents, "Documents; each depends on its number and the seed alone", "N");
-  number("--length", r.length, "Tokens of a document", "L");
-  number("--pairs", r.pairs, "Pairs of a key and a value in a document", "N");
-  number("--queries", r.queries, "Keys that a document asks for; 0: all", "N");
-  number("--pair-span", r.pair_span, "The pairs lie in the first N tokens, filler between them; 0: no filler", "N");
-  number("--gap-min", r.gap_min, "Tokens that every query lies behind these, at least", "N");
-  number("--vocab", r.vocab, "Token ids: filler, then keys, then as many values", "N");
-  number("--filler-ids", r.filler_ids, "Ids that fill the rest of a document, drawn evenly", "N");
-  number("--seed", r.seed, "Another seed makes other documents", "N");
-  c->add_flag("--force", o.prepare.force, "Replace DST");
-  c->add_flag("--json", o.prepare.json, "Print what was written as one line of JSON");
+  add_output(c, o.prepare);
+  add_number(c, "--documents", r.documents, "Documents; each depends on its number and the seed alone", "N");
+  add_number(c, "--length", r.length, "Tokens of a document", "L");
+  add_number(c, "--pairs", r.pairs, "Pairs of a key and a value in a document", "N");
+  add_number(c, "--queries", r.queries, "Keys that a document asks for; 0: all", "N");
+  add_number(c, "--pair-span", r.pair_span, "The pairs lie in the first N tokens, filler between them; 0: no filler",
+             "N");
+  add_number(c, "--gap-min", r.gap_min, "Tokens that every query lies behind these, at least", "N");
+  add_number(c, "--vocab", r.vocab, "Token ids: filler, then keys, then as many values", "N");
+  add_number(c, "--filler-ids", r.filler_ids, "Ids that fill the rest of a document, drawn evenly", "N");
+  add_number(c, "--seed", r.seed, "Another seed makes other documents", "N");
   c->callback([&] { action.local = [&] { return run_prepare_recall(o.prepare); }; });
+}
+
+void add_passkey(CLI::App& prepare, Options& o, Action& action) {
+  CLI::App* c = add_command(prepare, "passkey", "A number told once in long filler, and asked for at the end, as bytes",
+                            "The digits of the answer are the only targets; evaluate tells the accuracy.\n"
+                            "For models with data.tokenizer=bytes.\n"
+                            "Example: annulus prepare passkey passkey.jsonl --length 8192 --depth 0.5");
+  data::PasskeyOptions& p = o.prepare.passkey;
+  add_output(c, o.prepare);
+  add_number(c, "--documents", p.documents, "Documents; each depends on its number and the seed alone", "N");
+  add_number(c, "--length", p.length, "Bytes of a document, the answer included", "L");
+  add_number(c, "--digits", p.digits, "Digits of the number", "N");
+  add_number(c, "--depth", p.depth, "Where it is told: 0 at the start of the filler, 1 at its end, -1 anywhere",
+             "SHARE");
+  add_number(c, "--seed", p.seed, "Another seed makes other documents", "N");
+  c->callback([&] { action.local = [&] { return run_prepare_passkey(o.prepare); }; });
 }
 
 void add_prepare(CLI::App& app, Options& o, Action& action) {
   CLI::App* c = add_command(app, "prepare", "Write data files for experiments");
   c->require_subcommand(1);
   add_recall(*c, o, action);
+  add_passkey(*c, o, action);
 }
 
 void add_config_docs(CLI::App& app, Action& action) {

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "data/passkey.h"
 #include "data/recall.h"
 #include "parallel/mpi_runtime.h"
 #include "train/bench.h"
@@ -45,8 +46,10 @@ struct PrepareCommand {
   bool force = false;  // replace what is there
   bool json = false;
   data::RecallOptions recall;
+  data::PasskeyOptions passkey;
 };
 int run_prepare_recall(const PrepareCommand& command);
+int run_prepare_passkey(const PrepareCommand& command);
 
 // Ends the job after an error: it is said once, by the first rank that fails, and every rank ends with the code.
 [[noreturn]] void fail_job(parallel::MpiRuntime& runtime, const std::string& message, int code);

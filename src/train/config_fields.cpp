@@ -56,8 +56,8 @@ void add_model(std::vector<Field>& fields, model::ModelConfig& m) {
           {"block", &n.block, "Tokens per compression block; at most select_block."},
           {"stride", &n.stride, "Tokens between compression blocks; divides block and select_block."},
           {"hidden", &n.hidden, "Width inside the compression MLP. 0: head_dim."},
-          {"select_block", &n.select_block, "Tokens per selection block."},
-          {"select_count", &n.select_count, "Selected blocks per query, the forced ones among them."},
+          {"select_block", &n.select_block, "Tokens per selection block, at most 4096."},
+          {"select_count", &n.select_count, "Selected blocks per query, at most 1024, the forced ones among them."},
           {"init_blocks", &n.init_blocks, "Forced: first blocks of the document."},
           {"local_blocks", &n.local_blocks, "Forced: the query's own block and those before it."},
           {"window", &n.window, "Keys of the sliding-window branch, the query's own among them."}});
