@@ -28,8 +28,8 @@ struct UnionSum {
   double mean() const { return groups > 0 ? blocks / groups : 0; }
 };
 
-// Shuts one branch's gate in every NSA layer: its output counts 0, and the model shows what it was worth. The weights of
-// the gates are overwritten.
+// Shuts one branch's gate in every NSA layer: its output counts 0, and the model shows what it was worth. The weights
+// of the gates are overwritten.
 void close_gate(Engine& engine, attention::Branch branch);
 
 // Watches the engine's forward passes for as long as it lives.

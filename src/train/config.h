@@ -87,6 +87,8 @@ struct RunConfig {
 RunConfig load_config(const std::string& path, const std::vector<std::string>& overrides);
 RunConfig parse_config(const std::string& text, const std::string& name, const std::vector<std::string>& overrides);
 std::string to_toml(const RunConfig& config);  // every key; parse_config(to_toml(c)) == c
-std::string config_docs();                     // docs/config.md: every key with type, default and meaning
+// Keys of [model] that differ, with both values: "model.nsa.window was 16 and is 3".
+std::vector<std::string> model_differences(RunConfig before, RunConfig now);
+std::string config_docs();  // docs/config.md: every key with type, default and meaning
 
 }  // namespace annulus::train

@@ -85,7 +85,9 @@ void add_run(std::vector<Field>& fields, RunConfig& c) {
            "Sequences per step, over all replicas; a multiple of data · micro_batch."},
           {"micro_batch", &c.train.micro_batch, "Sequences of a replica in one forward and backward."},
           {"sequence_length", &c.train.sequence_length,
-           "Tokens per sequence; with P > 1 ranks per sequence a multiple of 2P."},
+           "Tokens per sequence; with P > 1 ranks per sequence a multiple of 2P, with sparse layers of 2P · "
+           "select_block, and "
+           "at least 2P · (window - 1)."},
           {"precision", &c.train.precision, "`fp32`, `bf16` (GPU only) or `fp64` (CPU only, for tests)."},
           {"recompute", &c.train.recompute,
            "What backward computes again to save memory: `none`, `keep_attention` (all but attention), `block` (all)."},
@@ -106,14 +108,13 @@ void add_run(std::vector<Field>& fields, RunConfig& c) {
           {"warmup_steps", &c.schedule.warmup_steps, "Steps of linear warm-up."},
           {"min_ratio", &c.schedule.min_ratio, "The last learning rate as a share of the peak."},
           {"decay_steps", &c.schedule.decay_steps, "wsd: how many last steps decay."}});
-  append(
-      fields, "checkpoint",
-      {{"dir", &c.checkpoint.dir, "The run's folder: checkpoints, metrics.jsonl and the resolved config.toml."},
-       {"every", &c.checkpoint.every, "Steps between checkpoints. 0: only at the end."},
-       {"keep", &c.checkpoint.keep, "Newest checkpoints kept, at least 2."},
-       {"resume", &c.checkpoint.resume, "`auto` (the newest of dir that verifies), `none`, or a checkpoint's path."},
-       {"init_from", &c.checkpoint.init_from,
-        "A checkpoint or run folder whose weights a new run starts with; empty: random weights."}});
+  append(fields, "checkpoint",
+         {{"dir", &c.checkpoint.dir, "The run's folder: checkpoints, metrics.jsonl and the resolved config.toml."},
+          {"every", &c.checkpoint.every, "Steps between checkpoints. 0: only at the end."},
+          {"keep", &c.checkpoint.keep, "Newest checkpoints kept, at least 2."},
+          {"resume", &c.checkpoint.resume, "`auto` (the newest of dir that verifies), `none`, or a checkpoint's path."},
+          {"init_from", &c.checkpoint.init_from,
+           "A checkpoint or run folder whose weights a new run starts with; empty: random weights."}});
   append(fields, "log",
          {{"every", &c.log.every, "Steps per progress line and metrics record."},
           {"bar", &c.log.bar, "A live bar where stdout is a terminal."},
@@ -224,6 +225,17 @@ std::string config_docs() {
     text += fmt::format("| {} | {} | `{}` | {} |\n", field.name(), field.expected(), field.value_toml(), field.meaning);
   }
   return text;
+}
+
+std::vector<std::string> model_differences(RunConfig before, RunConfig now) {
+  const auto old_fields = config_fields(before), fields = config_fields(now);
+  std::vector<std::string> out;
+  for (std::size_t i = 0; i < fields.size(); ++i) {
+    if (!fields[i].key.starts_with("model.")) continue;
+    const std::string was = old_fields[i].value_toml(), is = fields[i].value_toml();
+    if (was != is) out.push_back(fmt::format("{} was {} and is {}", fields[i].key, was, is));
+  }
+  return out;
 }
 
 }  // namespace annulus::train

@@ -1,5 +1,7 @@
 #include "train/evaluate.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <numbers>
@@ -137,9 +139,11 @@ void print_result(const Evaluation& e, const std::vector<NsaStatistics>& layers,
         "{{\"loss\":{:.12g},\"perplexity\":{:.9g},\"bits_per_byte\":{},\"accuracy\":{:.9g},\"tokens\":{},"
         "\"window\":{},\"stride\":{},\"by_position\":[{}]{}}}\n",
         e.loss(), e.perplexity(), optional(e.bits_per_byte()), e.accuracy(), e.tokens, window, stride, buckets,
-        options.attention ? attention_json(layers) : "");
+        (options.attention ? attention_json(layers) : "") +
+            (options.without.empty() ? "" : fmt::format(",\"without\":[\"{}\"]", fmt::join(options.without, "\",\""))));
     return;
   }
+  if (!options.without.empty()) fmt::print("without        {}\n", fmt::join(options.without, ", "));
   fmt::print("loss           {:.6f} nats per token\nperplexity     {:.4f}\n", e.loss(), e.perplexity());
   if (e.bytes > 0) fmt::print("bits per byte  {:.4f}\n", e.bits_per_byte());
   fmt::print("accuracy       {:.4f} of the targets have the greatest probability\n", e.accuracy());
@@ -188,6 +192,10 @@ int run_evaluation(const EvaluateOptions& options, parallel::MpiRuntime& runtime
   session.take_memory();
   std::vector<std::string> notes;
   restore(checkpoint, session.engine(), notes);
+  if (!options.without.empty() && !config.model.has_nsa()) {
+    throw ConfigError(
+        fmt::format("--without {}: the model has no sparse layer, so nothing to shut", options.without.front()));
+  }
   for (const auto& branch : options.without) close_gate(session.engine(), branch_named(branch));
   std::optional<AttentionWatch> watch;
   if (options.attention) watch.emplace(session.engine());

@@ -129,8 +129,17 @@ Trainer::Start Trainer::find_start(std::vector<std::string>& notes) {
     check_tensors(*start.weights, engine());
     return start;
   }
-  check_tensors(*from, engine());
   const checkpoint::Meta& meta = from->meta();
+  for (const auto& text : model_differences(config_of(*from, from->path()), config_)) {
+    notes.push_back(fmt::format("warning: the model is not the checkpoint's: {}", text));
+  }
+  try {
+    check_tensors(*from, engine());
+  } catch (const CheckpointError& error) {
+    std::string text = error.what();
+    for (const auto& line : notes) text += "\n  " + line;
+    throw CheckpointError(text);
+  }
   if (meta.data_fingerprint != data_.fingerprint()) {
     throw ConfigError(
         fmt::format("{}: the run's data has changed since this checkpoint (files, weights, tokenizer or "

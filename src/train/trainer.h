@@ -30,7 +30,7 @@ class Trainer {
   std::int64_t steps_done() const { return done_; }
 
  private:
-  struct Start {  // checked, nothing taken
+  struct Start {                                            // checked, nothing taken
     std::optional<checkpoint::Checkpoint> resume, weights;  // at most one
   };
   Start find_start(std::vector<std::string>& notes);

@@ -37,7 +37,7 @@ tiny_run
 expect 0 'saved run/step-00000010' train 2 run --set 'data.sources=["a.jsonl"]' --set 'data.validation=["c.jsonl"]' \
   --set data.tokenizer=none --set model.vocab_size=64 --set train.sequence_length=48 --set train.steps=10
 said 'eval 10 | loss' '160 tokens'
-expect 0 'saved bytes' train 1 bytes --set 'data.sources=["p.jsonl"]' --set train.sequence_length=200 --set train.steps=2
+expect 0 'saved bytes' train 1 bytes --set 'data.sources=["p.jsonl"]' --set train.sequence_length=200 --set train.steps=5
 expect 0 '"tokens":30,"window":200' ranks 2 "$program" evaluate bytes --data p.jsonl --json
 expect 0 '"tokens":160,"window":48' ranks 2 "$program" evaluate run --data c.jsonl --json
 
