@@ -194,10 +194,14 @@ std::string toml_string(std::string_view text) {
   return out + "\"";
 }
 
-std::string to_toml(const RunConfig& config) {
+namespace {
+
+template <class Wanted>
+std::string write_fields(const RunConfig& config, const Wanted& wanted) {
   RunConfig copy = config;
   std::string text, section;
   for (const Field& field : config_fields(copy)) {
+    if (!wanted(field)) continue;
     if (field.section() != section) {
       text += fmt::format("{}[{}]\n", section.empty() ? "" : "\n", field.section());
       section = field.section();
@@ -205,6 +209,19 @@ std::string to_toml(const RunConfig& config) {
     text += fmt::format("{} = {}\n", field.name(), field.value_toml());
   }
   return text;
+}
+
+}  // namespace
+
+std::string to_toml(const RunConfig& config) {
+  return write_fields(config, [](const Field&) { return true; });
+}
+
+std::string without_recipe(const RunConfig& config) {
+  return write_fields(config, [](const Field& f) {
+    return f.key.starts_with("model.") || f.key == "data.tokenizer" || f.key == "train.sequence_length" ||
+           f.key == "train.precision";
+  });
 }
 
 std::string config_docs() {

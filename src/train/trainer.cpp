@@ -120,7 +120,7 @@ std::optional<checkpoint::Checkpoint> Trainer::find_start(std::vector<std::strin
     // Starting anew would cut back the run's metrics and overwrite what can perhaps be saved.
     if (!from && checkpoint::has_committed(dir)) throw no_whole_checkpoint(dir, notes);
   } else {
-    from = open_model(world, wanted);
+    from = open_checkpoint(world, wanted);
   }
   if (!from) return from;
   check_tensors(*from, engine());
