@@ -76,13 +76,13 @@ void add_train(CLI::App& app, Options& o, Action& action) {
 void add_evaluate(CLI::App& app, Options& o, Action& action) {
   CLI::App* c = add_command(app, "evaluate", "Loss, perplexity and bits per byte of a model on documents",
                             "Example: annulus evaluate runs/quickstart --data book.txt");
-  c->add_option("model", o.evaluate.model, kModelHelp)
-      ->required()
-      ->type_name("MODEL");
+  c->add_option("model", o.evaluate.model, kModelHelp)->required()->type_name("MODEL");
   c->add_option("--data", o.evaluate.data, "Files or folders to score: .txt, .jsonl, .bin")
       ->required()
       ->type_name("FILE");
-  c->add_option("--sequence-length", o.evaluate.sequence_length, "Tokens per window; the training length if left out (a model without a recipe: its limit, at most 4096)")
+  c->add_option(
+       "--sequence-length", o.evaluate.sequence_length,
+       "Tokens per window; the training length if left out (a model without a recipe: its limit, at most 4096)")
       ->type_name("S")
       ->check(kPositive);
   c->add_option("--stride", o.evaluate.stride, "Tokens by which windows advance; the whole window if left out")
@@ -115,12 +115,12 @@ void add_bench(CLI::App& app, Options& o, Action& action) {
 }
 
 void add_convert(CLI::App& app, Options& o, Action& action) {
-  CLI::App* c = add_command(
-      app, "convert", "A model in another format, with fewer key/value heads, or with sparse attention",
-      "HuggingFace: Llama, Mistral, Qwen2 and Qwen3; safetensors in fp32, fp16 and bf16.\n"
-      "Optimiser state is dropped; the weights are its fp32 masters where there are any.\n"
-      "Example: annulus convert runs/english gqa --kv-heads 2 --pool mean\n"
-      "         annulus convert gqa gqa-hf --format huggingface");
+  CLI::App* c =
+      add_command(app, "convert", "A model in another format, with fewer key/value heads, or with sparse attention",
+                  "HuggingFace: Llama, Mistral, Qwen2 and Qwen3; safetensors in fp32, fp16 and bf16.\n"
+                  "Optimiser state is dropped; the weights are its fp32 masters where there are any.\n"
+                  "Example: annulus convert runs/english gqa --kv-heads 2 --pool mean\n"
+                  "         annulus convert gqa gqa-hf --format huggingface");
   c->add_option("source", o.convert.source, kModelHelp)->required()->type_name("SRC");
   c->add_option("destination", o.convert.destination, "The folder to write; must not exist")
       ->required()
@@ -135,9 +135,11 @@ void add_convert(CLI::App& app, Options& o, Action& action) {
                 "How consecutive key/value heads become one: their mean, the first, or random (fresh weights)")
       ->type_name("HOW")
       ->capture_default_str();
-  c->add_option("--attention", o.convert.attention, "nsa: make dense layers sparse; copies of K and V, gates 0.8 selected")
+  c->add_option("--attention", o.convert.attention,
+                "nsa: make dense layers sparse; copies of K and V, gates 0.8 selected")
       ->type_name("KIND");
-  c->add_option("--set", o.convert.overrides, "A key of the sparse layers, such as model.nsa.window=256. May be repeated")
+  c->add_option("--set", o.convert.overrides,
+                "A key of the sparse layers, such as model.nsa.window=256. May be repeated")
       ->type_name("MODEL.NSA.KEY=VALUE")
       ->allow_extra_args(false);
   c->add_flag("--json", o.convert.json, "Print what was read, changed, dropped and written as one line of JSON");
@@ -147,9 +149,7 @@ void add_convert(CLI::App& app, Options& o, Action& action) {
 void add_inspect(CLI::App& app, Options& o, Action& action) {
   CLI::App* c = add_command(app, "inspect", "Parameters, tensors, config, step and provenance of a model",
                             "Open only checkpoints that you trust: HDF5 files can be crafted to attack the library.");
-  c->add_option("path", o.inspect.path, kModelHelp)
-      ->required()
-      ->type_name("PATH");
+  c->add_option("path", o.inspect.path, kModelHelp)->required()->type_name("PATH");
   c->add_flag("--json", o.inspect.json, "Print everything as one line of JSON");
   c->add_flag("--verify", o.inspect.verify, "Read every value and compare its checksum");
   c->callback([&] { action.local = [&] { return run_inspect(o.inspect); }; });

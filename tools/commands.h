@@ -28,10 +28,10 @@ int run_plan(const PlanCommand& command);
 
 struct ConvertCommand {
   std::string source, destination;
-  std::string format = "checkpoint";  // or huggingface
-  std::int64_t kv_heads = 0;          // 0: as many as there are
-  std::string pool = "mean";          // first, random
-  std::string attention;              // nsa, or empty: as it is
+  std::string format = "checkpoint";   // or huggingface
+  std::int64_t kv_heads = 0;           // 0: as many as there are
+  std::string pool = "mean";           // first, random
+  std::string attention;               // nsa, or empty: as it is
   std::vector<std::string> overrides;  // model.nsa.key=value
   bool json = false;
 };

@@ -55,9 +55,10 @@ std::vector<std::string> changes(const ConvertCommand& command, const train::Mod
   std::int64_t sparse = 0;
   for (std::int64_t i = 0; i < to.model.num_hidden_layers; ++i) sparse += from.model.kind(i) != to.model.kind(i);
   if (sparse > 0) {
-    out.push_back(fmt::format("attention dense -> nsa in {} layers: K and V copied, compression as the mean, gates {} "
-                              "selected, {} window, {} compressed",
-                              sparse, checkpoint::kGateStart[1], checkpoint::kGateStart[2], checkpoint::kGateStart[0]));
+    out.push_back(
+        fmt::format("attention dense -> nsa in {} layers: K and V copied, compression as the mean, gates {} "
+                    "selected, {} window, {} compressed",
+                    sparse, checkpoint::kGateStart[1], checkpoint::kGateStart[2], checkpoint::kGateStart[0]));
   }
   std::map<std::string, std::int64_t> types;
   const std::string group = model.weights_group();
@@ -75,7 +76,8 @@ std::vector<std::string> changes(const ConvertCommand& command, const train::Mod
 std::vector<std::string> dropped(const train::Model& model) {
   std::set<std::string> out;
   for (const auto& t : model.tensors()) {
-    if (t.group != model.weights_group()) out.insert(t.group == "model" ? "model (rounded copies of the masters)" : t.group);
+    if (t.group != model.weights_group())
+      out.insert(t.group == "model" ? "model (rounded copies of the masters)" : t.group);
   }
   if (model.as_huggingface()) {
     for (const std::string& name : model.as_huggingface()->ignored()) out.insert(name);
@@ -104,8 +106,8 @@ checkpoint::Written write(const ConvertCommand& command, const train::Model& mod
   meta.ranks = 1;
   std::string what;
   for (const std::string& text : changed) what += (what.empty() ? ": " : ", ") + text;
-  meta.provenance = fmt::format("{}{}converted from {} (step {}){}", meta.provenance, meta.provenance.empty() ? "" : "; ",
-                                model.path(), meta.step, what);
+  meta.provenance = fmt::format("{}{}converted from {} (step {}){}", meta.provenance,
+                                meta.provenance.empty() ? "" : "; ", model.path(), meta.step, what);
   return {1, write_folder(command.destination, meta, tensors)};
 }
 
@@ -146,21 +148,20 @@ int run_convert(const ConvertCommand& command) {
     print_text(model, changed, lost, command, parameters, written);
     return 0;
   }
-  const ordered_json out{
-      {"read",
-       {{"path", model.path()},
-        {"format", format_of(model)},
-        {"step", model.meta().step},
-        {"tensors", model.tensors().size()},
-        {"bytes", model.bytes()}}},
-      {"changed", changed},
-      {"dropped", lost},
-      {"written",
-       {{"path", command.destination},
-        {"format", command.format},
-        {"tensors", num_tensors},
-        {"parameters", parameters},
-        {"bytes", written.bytes}}}};
+  const ordered_json out{{"read",
+                          {{"path", model.path()},
+                           {"format", format_of(model)},
+                           {"step", model.meta().step},
+                           {"tensors", model.tensors().size()},
+                           {"bytes", model.bytes()}}},
+                         {"changed", changed},
+                         {"dropped", lost},
+                         {"written",
+                          {{"path", command.destination},
+                           {"format", command.format},
+                           {"tensors", num_tensors},
+                           {"parameters", parameters},
+                           {"bytes", written.bytes}}}};
   fmt::print("{}\n", out.dump());
   return 0;
 }

@@ -56,8 +56,8 @@ void print_text(const train::Model& opened, bool verified) {
   if (!meta.data_position.empty()) fmt::print("samples     {} of each source\n", fmt::join(meta.data_position, ", "));
   if (!meta.provenance.empty()) fmt::print("provenance  {}\n", meta.provenance);
   fmt::print("checksums   {}\n", verified                 ? "all compared, all right"
-                                  : opened.as_checkpoint() ? "not compared (--verify compares them)"
-                                                           : "none in safetensors files");
+                                 : opened.as_checkpoint() ? "not compared (--verify compares them)"
+                                                          : "none in safetensors files");
   std::string group;
   for (const checkpoint::TensorInfo& t : opened.tensors()) {
     if (t.group != group) fmt::print("\n/{}\n", t.group);

@@ -1,5 +1,6 @@
-// Conversion of a model to another shape of itself (spec/checkpoint.md): fewer key/value heads (arXiv 2305.13245), dense
-// attention to native sparse attention. The tensors of the result are computed one at a time, when they are written.
+// Conversion of a model to another shape of itself (spec/checkpoint.md): fewer key/value heads (arXiv 2305.13245),
+// dense attention to native sparse attention. The tensors of the result are computed one at a time, when they are
+// written.
 #pragma once
 
 #include <cstdint>
@@ -29,9 +30,10 @@ struct Conversion {
   std::uint64_t seed = 0;  // of fresh weights
 };
 
-// The tensors of `to`, in the model's order, in the source's types (f32 for f16); `fill` reads the source, which is kept.
-// Values come from source->weights_group(). CheckpointError where the source lacks a tensor, has it in another shape, or
-// has one of group "model" that no tensor of the result is made from. ConfigError where `to` cannot be had from `from`.
+// The tensors of `to`, in the model's order, in the source's types (f32 for f16); `fill` reads the source, which is
+// kept. Values come from source->weights_group(). CheckpointError where the source lacks a tensor, has it in another
+// shape, or has one of group "model" that no tensor of the result is made from. ConfigError where `to` cannot be had
+// from `from`.
 std::vector<Slice> convert_tensors(std::shared_ptr<const TensorSource> source, const Conversion& conversion);
 
 }  // namespace annulus::checkpoint

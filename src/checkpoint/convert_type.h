@@ -1,5 +1,6 @@
-// Conversion of stored values between f32, f64 and bf16, and from f16, to nearest even: infinities, NaNs, subnormals and
-// overflow as in IEEE 754. HDF5's own conversion is not used: it truncates, and turns large floats into finite ones.
+// Conversion of stored values between f32, f64 and bf16, and from f16, to nearest even: infinities, NaNs, subnormals
+// and overflow as in IEEE 754. HDF5's own conversion is not used: it truncates, and turns large floats into finite
+// ones.
 #pragma once
 
 #include "core/dtype.h"

@@ -113,8 +113,9 @@ HuggingFaceFolder::Files::Files(const std::string& folder) {
     for (const std::string& name : safetensors_of(folder)) open(folder + "/" + name);
   }
   if (files.empty()) {
-    throw CheckpointError(fmt::format("{}: no {}, {} or other .safetensors file; older formats (.bin, .pt) are not read",
-                                      folder, kSingleName, kIndexName));
+    throw CheckpointError(
+        fmt::format("{}: no {}, {} or other .safetensors file; older formats (.bin, .pt) are not read", folder,
+                    kSingleName, kIndexName));
   }
 }
 
@@ -196,10 +197,10 @@ void HuggingFaceFolder::check_tied_head() const {
     equal = a == b;
   }
   if (!equal) {
-    throw CheckpointError(
-        fmt::format("{}: tensor {} differs from {}, though config.json says tie_word_embeddings = true: set it to false "
-                    "to use the tensor, or remove the tensor",
-                    path_, kHead, kEmbedding));
+    throw CheckpointError(fmt::format(
+        "{}: tensor {} differs from {}, though config.json says tie_word_embeddings = true: set it to false "
+        "to use the tensor, or remove the tensor",
+        path_, kHead, kEmbedding));
   }
 }
 

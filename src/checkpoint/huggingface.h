@@ -28,7 +28,7 @@ class HuggingFaceFolder : public TensorSource {
 
   const HuggingFaceConfig& config() const { return config_; }
   const std::vector<std::string>& ignored() const { return ignored_; }
-  DType widest() const;         // of the tensors' types, f32 for f16
+  DType widest() const;        // of the tensors' types, f32 for f16
   std::string digest() const;  // of config.json and all headers: equal where two ranks see the same folder
 
  private:
@@ -50,8 +50,8 @@ std::vector<std::pair<std::string, std::string>> parse_safetensors_index(const s
 struct HuggingFaceOutput {
   std::string folder;  // must not exist
   HuggingFaceConfig config;
-  std::vector<Slice> tensors;                      // whole, group "model", in the model's order
-  std::vector<std::string> companions;             // files copied beside them: tokenizers and the like
+  std::vector<Slice> tensors;                   // whole, group "model", in the model's order
+  std::vector<std::string> companions;          // files copied beside them: tokenizers and the like
   std::int64_t max_file_bytes = 5'000'000'000;  // beyond it several files and an index
 };
 struct Written {

@@ -13,17 +13,64 @@ namespace {
 using nlohmann::json;
 
 // Fields of all families that do not change the forward of a text model in evaluation.
-constexpr std::array kNeutral{
-    "annulus_tokenizer", "architectures", "attention_dropout", "attn_implementation", "bos_token_id",
-    "bad_words_ids", "begin_suppress_tokens", "cache_implementation", "chunk_size_feed_forward", "cross_attention_hidden_size",
-    "decoder_start_token_id", "diversity_penalty", "do_sample", "dtype", "early_stopping", "encoder_no_repeat_ngram_size",
-    "eos_token_id", "exponential_decay_length_penalty", "finetuning_task", "forced_bos_token_id", "forced_eos_token_id",
-    "hidden_dropout", "id2label", "initializer_range", "label2id", "length_penalty", "max_length",
-    "max_position_embeddings", "min_length", "model_type", "no_repeat_ngram_size", "num_beam_groups", "num_beams",
-    "num_return_sequences", "output_attentions", "output_hidden_states", "output_scores", "pad_token_id", "prefix",
-    "pretraining_tp", "problem_type", "repetition_penalty", "return_dict", "return_dict_in_generate",
-    "sep_token_id", "suppress_tokens", "task_specific_params", "temperature", "tf_legacy_loss", "tokenizer_class",
-    "top_k", "top_p", "torch_dtype", "transformers_version", "typical_p", "unk_token_id", "use_bfloat16", "use_cache"};
+constexpr std::array kNeutral{"annulus_tokenizer",
+                              "architectures",
+                              "attention_dropout",
+                              "attn_implementation",
+                              "bos_token_id",
+                              "bad_words_ids",
+                              "begin_suppress_tokens",
+                              "cache_implementation",
+                              "chunk_size_feed_forward",
+                              "cross_attention_hidden_size",
+                              "decoder_start_token_id",
+                              "diversity_penalty",
+                              "do_sample",
+                              "dtype",
+                              "early_stopping",
+                              "encoder_no_repeat_ngram_size",
+                              "eos_token_id",
+                              "exponential_decay_length_penalty",
+                              "finetuning_task",
+                              "forced_bos_token_id",
+                              "forced_eos_token_id",
+                              "hidden_dropout",
+                              "id2label",
+                              "initializer_range",
+                              "label2id",
+                              "length_penalty",
+                              "max_length",
+                              "max_position_embeddings",
+                              "min_length",
+                              "model_type",
+                              "no_repeat_ngram_size",
+                              "num_beam_groups",
+                              "num_beams",
+                              "num_return_sequences",
+                              "output_attentions",
+                              "output_hidden_states",
+                              "output_scores",
+                              "pad_token_id",
+                              "prefix",
+                              "pretraining_tp",
+                              "problem_type",
+                              "repetition_penalty",
+                              "return_dict",
+                              "return_dict_in_generate",
+                              "sep_token_id",
+                              "suppress_tokens",
+                              "task_specific_params",
+                              "temperature",
+                              "tf_legacy_loss",
+                              "tokenizer_class",
+                              "top_k",
+                              "top_p",
+                              "torch_dtype",
+                              "transformers_version",
+                              "typical_p",
+                              "unk_token_id",
+                              "use_bfloat16",
+                              "use_cache"};
 
 // The fields of an object, each taken once; what nobody took is judged at the end.
 class Fields {
@@ -86,8 +133,8 @@ class Fields {
 
   void finish() const {
     for (const auto& [key, value] : object_.items()) {
-      const bool neutral = prefix_.empty() && (key.starts_with('_') || std::find(kNeutral.begin(), kNeutral.end(),
-                                                                                 key) != kNeutral.end());
+      const bool neutral = prefix_.empty() &&
+                           (key.starts_with('_') || std::find(kNeutral.begin(), kNeutral.end(), key) != kNeutral.end());
       if (neutral || taken_.contains(key) || value.is_null() || value == json(false)) continue;
       throw CheckpointError(
           fmt::format("{}: field {} = {} is not known, and it might change what the model computes; remove it if it "
@@ -98,8 +145,9 @@ class Fields {
 
  private:
   std::int64_t whole(const std::string& key, const json& value) const {
-    const bool fits = value.is_number_integer() &&
-                      (!value.is_number_unsigned() || value.get<std::uint64_t>() <= static_cast<std::uint64_t>(INT64_MAX));
+    const bool fits =
+        value.is_number_integer() &&
+        (!value.is_number_unsigned() || value.get<std::uint64_t>() <= static_cast<std::uint64_t>(INT64_MAX));
     if (!fits) fail(key, fmt::format("is {}; expected an integer", shown(key)));
     return value.get<std::int64_t>();
   }
@@ -124,13 +172,13 @@ FamilyName read_family(Fields& in) {
   const std::string type = in.text_or("model_type", "");
   const auto found = std::find_if(kFamilies.begin(), kFamilies.end(), [&](auto& f) { return type == f.model_type; });
   if (found == kFamilies.end()) {
-    in.fail("model_type", type.empty() ? "is missing; read are llama, mistral, qwen2 and qwen3"
-                                       : fmt::format("is {}; read are llama, mistral, qwen2 and qwen3", quote_name(type)));
+    in.fail("model_type", type.empty()
+                              ? "is missing; read are llama, mistral, qwen2 and qwen3"
+                              : fmt::format("is {}; read are llama, mistral, qwen2 and qwen3", quote_name(type)));
   }
   if (const json* names = in.take("architectures")) {
     if (*names != json::array({found->architecture})) {
-      in.fail("architectures",
-              fmt::format("is {}; read is [\"{}\"]", in.shown("architectures"), found->architecture));
+      in.fail("architectures", fmt::format("is {}; read is [\"{}\"]", in.shown("architectures"), found->architecture));
     }
   }
   return *found;
@@ -138,8 +186,10 @@ FamilyName read_family(Fields& in) {
 
 model::RopeScaling read_scaling(Fields& in, std::int64_t max_positions) {
   model::RopeScaling s;
-  const std::string legacy = in.text_or("type", ""), type = in.text_or("rope_type", legacy.empty() ? "default" : legacy);
-  if (!legacy.empty() && legacy != type) in.fail("type", fmt::format("and \"rope_type\" differ: {} and {}", legacy, type));
+  const std::string legacy = in.text_or("type", ""),
+                    type = in.text_or("rope_type", legacy.empty() ? "default" : legacy);
+  if (!legacy.empty() && legacy != type)
+    in.fail("type", fmt::format("and \"rope_type\" differ: {} and {}", legacy, type));
   s.rope_type = type;
   in.only("partial_rotary_factor", 1.0, "only whole heads are rotated here");
   if (type == "default") {
@@ -195,8 +245,9 @@ void read_rope(Fields& in, HuggingFaceConfig& out, const std::string& where) {
       in.fail(name, "and \"rope_scaling\" differ; keep the one that the model was trained with");
     }
     if (rope.theta != 0 && theta != 0 && rope.theta != theta) {
-      in.fail(std::string(name) + ".rope_theta",
-              fmt::format("is {}, another place says {}; keep the one that the model was trained with", rope.theta, theta));
+      in.fail(
+          std::string(name) + ".rope_theta",
+          fmt::format("is {}, another place says {}; keep the one that the model was trained with", rope.theta, theta));
     }
     if (rope.theta != 0) theta = rope.theta;
     out.model.rope_scaling = rope.scaling;
@@ -208,17 +259,19 @@ void read_rope(Fields& in, HuggingFaceConfig& out, const std::string& where) {
 // Which layers see a window: none or all, since a ModelConfig has one window.
 void read_window(Fields& in, Family family, model::ModelConfig& m) {
   const std::int64_t layers = m.num_hidden_layers;
+  if (family == Family::llama) return;     // its fields are none of these: finish() refuses them
+  constexpr std::int64_t kDefault = 4096;  // transformers' where the field is absent; null is none
+  const bool none = in.has("sliding_window") && !in.take("sliding_window");
+  const std::int64_t said = none ? 0 : in.integer_or("sliding_window", kDefault);
   std::int64_t window = 0, full = 0;  // layers below `full` see everything
   if (family == Family::mistral) {
-    window = in.has("sliding_window") ? in.integer_or("sliding_window", 0) : 4096;  // transformers' default
-  } else if (family != Family::llama) {
-    const bool used = in.boolean_or("use_sliding_window", false);
-    window = used ? in.integer_or("sliding_window", 4096) : 0;
+    window = said;
+  } else {
+    window = in.boolean_or("use_sliding_window", false) ? said : 0;
     full = in.integer_or("max_window_layers", 28);
-    (void)in.take("sliding_window");
   }
-  if (window < 0) in.fail("sliding_window", fmt::format("is {}; expected at least 1", window));
-  if (const json* types = in.take("layer_types")) {
+  if (!none && said < 1) in.fail("sliding_window", fmt::format("is {}; expected at least 1, or null", said));
+  if (const json* types = family == Family::mistral ? nullptr : in.take("layer_types")) {
     std::int64_t sliding = 0;
     if (!types->is_array() || static_cast<std::int64_t>(types->size()) != layers) {
       in.fail("layer_types", fmt::format("is not a list of {} kinds, one a layer", layers));
@@ -250,10 +303,12 @@ void read_heads(Fields& in, const FamilyName& family, model::ModelConfig& m) {
   m.num_attention_heads = in.integer("num_attention_heads");
   const bool said = in.has("num_key_value_heads");
   if (!said && family.family != Family::llama) {
-    in.fail("num_key_value_heads", fmt::format("is missing, and {} has a default of its own for it", family.model_type));
+    in.fail("num_key_value_heads",
+            fmt::format("is missing, and {} has a default of its own for it", family.model_type));
   }
   m.num_key_value_heads = in.integer_or("num_key_value_heads", m.num_attention_heads);
-  if (m.num_attention_heads < 1 || m.num_key_value_heads < 1) in.fail("num_attention_heads", "and num_key_value_heads must be at least 1");
+  if (m.num_attention_heads < 1 || m.num_key_value_heads < 1)
+    in.fail("num_attention_heads", "and num_key_value_heads must be at least 1");
   m.head_dim = in.integer_or("head_dim", family.family == Family::qwen3 ? 128 : 0);
   if (m.head_dim < 0) in.fail("head_dim", fmt::format("is {}; expected an even number", m.head_dim));
   m.qk_norm = family.family == Family::qwen3;
@@ -280,6 +335,7 @@ HuggingFaceConfig parse_huggingface_config(const std::string& text, const std::s
   m.rms_norm_eps = in.number_or("rms_norm_eps", 1e-6);
   m.tie_word_embeddings = in.boolean_or("tie_word_embeddings", false);
   read_rope(in, out, where);
+  in.only("partial_rotary_factor", 1.0, "only whole heads are rotated here");
   read_window(in, family.family, m);
   if (const std::string act = in.text_or("hidden_act", "silu"); act != "silu" && act != "swish") {
     in.fail("hidden_act", fmt::format("is {}; supported is \"silu\"", quote_name(act)));
@@ -318,12 +374,12 @@ nlohmann::ordered_json scaling_json(const model::RopeScaling& s) {
 
 FamilyName family_of(const model::ModelConfig& m) {
   if (m.has_nsa()) {
-    throw ConfigError(
-        "model.attention has \"nsa\" layers, which no HuggingFace model has; write --format checkpoint");
+    throw ConfigError("model.attention has \"nsa\" layers, which no HuggingFace model has; write --format checkpoint");
   }
   if (m.qk_norm && m.attention_bias) {
-    throw ConfigError("model.qk_norm with model.attention_bias: Qwen3 has the norms and Qwen2 the biases, no HuggingFace "
-                      "model has both; write --format checkpoint");
+    throw ConfigError(
+        "model.qk_norm with model.attention_bias: Qwen3 has the norms and Qwen2 the biases, no HuggingFace "
+        "model has both; write --format checkpoint");
   }
   return kFamilies[m.qk_norm ? 3 : m.attention_bias ? 2 : m.sliding_window > 0 ? 1 : 0];
 }
@@ -361,8 +417,8 @@ std::string to_huggingface_json(const HuggingFaceConfig& config, DType stored) {
     out["use_sliding_window"] = m.sliding_window > 0;
     out["sliding_window"] = m.sliding_window > 0 ? nlohmann::ordered_json(m.sliding_window) : nullptr;
     out["max_window_layers"] = m.sliding_window > 0 ? 0 : m.num_hidden_layers;
-    out["layer_types"] =
-        std::vector<std::string>(static_cast<std::size_t>(m.num_hidden_layers), m.sliding_window > 0 ? "sliding_attention" : "full_attention");
+    out["layer_types"] = std::vector<std::string>(static_cast<std::size_t>(m.num_hidden_layers),
+                                                  m.sliding_window > 0 ? "sliding_attention" : "full_attention");
   }
   out["rope_theta"] = m.rope_theta;  // transformers 4
   out["rope_scaling"] = m.rope_scaling.rope_type == "default" ? nullptr : scaling_json(m.rope_scaling);

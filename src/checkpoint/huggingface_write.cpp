@@ -29,8 +29,8 @@ void write_files(const HuggingFaceOutput& output, const std::string& folder, Wri
   nlohmann::ordered_json weight_map;
   std::int64_t total = 0;
   for (std::size_t i = 0; i < files.size(); ++i) {
-    const std::string name = files.size() == 1 ? "model.safetensors"
-                                               : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, files.size());
+    const std::string name =
+        files.size() == 1 ? "model.safetensors" : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, files.size());
     written.bytes += write_safetensors(folder + "/" + name, files[i]);
     for (const Slice* t : files[i]) {
       weight_map[t->tensor] = name;
@@ -55,9 +55,9 @@ DType stored_type(const std::vector<Slice>& tensors) {
 
 std::vector<std::string> companions_of(const std::string& folder) {
   std::vector<std::string> out;
-  for (const char* name : {"generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
-                           "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
-                           "chat_template.jinja"}) {
+  for (const char* name :
+       {"generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
+        "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja"}) {
     std::error_code ignored;
     if (std::filesystem::is_regular_file(folder + "/" + name, ignored)) out.push_back(folder + "/" + name);
   }

@@ -158,8 +158,7 @@ void Checkpoint::read(std::string_view group, std::string_view tensor, std::int6
   if (!info) throw CheckpointError(fmt::format("{}: tensor {}/{} is wanted, not found", path(), group, tensor));
   const auto [first, last] = c.ranges[static_cast<std::size_t>(info - c.tensors.data())];
   const std::int64_t end = begin + out.numel();
-  ANNULUS_CHECK(begin >= 0 && end <= info->shape.numel(),
-                "{}/{} has no elements {} to {}", group, tensor, begin, end);
+  ANNULUS_CHECK(begin >= 0 && end <= info->shape.numel(), "{}/{} has no elements {} to {}", group, tensor, begin, end);
   ANNULUS_CHECK(out.device == DeviceKind::cpu && is_storable(out.dtype),
                 "checkpoints are read into f32, f64 or bf16 on the host");
   std::vector<char> block;

@@ -98,8 +98,8 @@ SafetensorsEntry parse_entry(const std::string& name, const json& value, std::in
   const auto begin = pair ? natural_number(offsets[0]) : std::nullopt;
   const auto end = pair ? natural_number(offsets[1]) : std::nullopt;
   if (!begin || !end || *begin > *end || *end > data_bytes) {
-    throw CheckpointError(fmt::format("{}: \"data_offsets\" {} do not lie in the {} bytes of values", where,
-                                      offsets.dump(), data_bytes));
+    throw CheckpointError(
+        fmt::format("{}: \"data_offsets\" {} do not lie in the {} bytes of values", where, offsets.dump(), data_bytes));
   }
   entry.begin = *begin;
   if (*end - *begin != bytes_of(entry)) {
@@ -132,14 +132,13 @@ std::int64_t parse_safetensors_length(std::string_view first, std::int64_t file_
   std::uint64_t length = 0;
   std::memcpy(&length, first.data(), sizeof(length));
   if (length > static_cast<std::uint64_t>(kMaxHeader)) {
-    throw CheckpointError(fmt::format("{}: a header of {} bytes; at most {} are read (no safetensors file?)", where,
-                                      length, kMaxHeader));
+    throw CheckpointError(
+        fmt::format("{}: a header of {} bytes; at most {} are read (no safetensors file?)", where, length, kMaxHeader));
   }
   const auto n = static_cast<std::int64_t>(length);
   if (n > file_bytes - kLengthBytes) {
-    throw CheckpointError(
-        fmt::format("{}: the header takes {} bytes, the file has {} behind its length: cut short?", where, n,
-                    file_bytes - kLengthBytes));
+    throw CheckpointError(fmt::format("{}: the header takes {} bytes, the file has {} behind its length: cut short?",
+                                      where, n, file_bytes - kLengthBytes));
   }
   return n;
 }
