@@ -14,8 +14,6 @@
 namespace annulus::checkpoint {
 namespace {
 
-using nlohmann::json;
-
 constexpr const char* kConfigName = "config.json";
 constexpr const char* kSingleName = "model.safetensors";
 constexpr const char* kIndexName = "model.safetensors.index.json";
@@ -117,25 +115,6 @@ HuggingFaceFolder::Files::Files(const std::string& folder) {
         fmt::format("{}: no {}, {} or other .safetensors file; older formats (.bin, .pt) are not read", folder,
                     kSingleName, kIndexName));
   }
-}
-
-std::vector<std::pair<std::string, std::string>> parse_safetensors_index(const std::string& text,
-                                                                         const std::string& where) {
-  const json object = parse_strict_json(text, 6, where);
-  if (!object.is_object() || !object.contains("weight_map") || !object["weight_map"].is_object()) {
-    throw CheckpointError(fmt::format("{}: wanted an object with an object \"weight_map\"", where));
-  }
-  std::vector<std::pair<std::string, std::string>> out;
-  for (const auto& [tensor, file] : object["weight_map"].items()) {  // sorted by name
-    const std::string name = file.is_string() ? file.get<std::string>() : "";
-    if (!is_plain_file_name(name) || !name.ends_with(".safetensors")) {
-      throw CheckpointError(
-          fmt::format("{}: tensor {} is in {}; wanted the plain name of a .safetensors file of this folder", where,
-                      quote_name(tensor), file.is_string() ? quote_name(name) : "something that is no name"));
-    }
-    out.emplace_back(tensor, name);
-  }
-  return out;
 }
 
 bool is_huggingface(const std::string& path) { return exists(strip_slashes(path) + "/" + kConfigName); }

@@ -43,10 +43,6 @@ class HuggingFaceFolder : public TensorSource {
   std::vector<std::string> ignored_;
 };
 
-// tensor -> file of an index.json. A pure function, also fuzzed.
-std::vector<std::pair<std::string, std::string>> parse_safetensors_index(const std::string& text,
-                                                                         const std::string& where);
-
 struct HuggingFaceOutput {
   std::string folder;  // must not exist
   HuggingFaceConfig config;

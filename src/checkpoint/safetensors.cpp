@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "checkpoint/convert_type.h"
+#include "checkpoint/piece.h"
 #include "checkpoint/strict_json.h"
 #include "parallel/heartbeat.h"
 
@@ -47,7 +48,6 @@ std::optional<std::int64_t> natural_number(const json& value) {
 }
 
 Shape parse_shape(const json& dims, DType dtype, const std::string& where) {
-  Shape shape;
   std::int64_t bytes = static_cast<std::int64_t>(size_of(dtype));
   if (!dims.is_array() || dims.size() > static_cast<std::size_t>(Shape::kMaxRank)) {
     throw CheckpointError(fmt::format("{}: \"shape\" is not a list of at most {} dimensions", where, Shape::kMaxRank));
@@ -175,6 +175,25 @@ std::vector<SafetensorsEntry> parse_safetensors_header(std::string_view header, 
         fmt::format("{}: the tensors take {} bytes, the file has {} of values", where, end, data_bytes));
   }
   return entries;
+}
+
+std::vector<std::pair<std::string, std::string>> parse_safetensors_index(const std::string& text,
+                                                                         const std::string& where) {
+  const json object = parse_strict_json(text, 6, where);
+  if (!object.is_object() || !object.contains("weight_map") || !object["weight_map"].is_object()) {
+    throw CheckpointError(fmt::format("{}: wanted an object with an object \"weight_map\"", where));
+  }
+  std::vector<std::pair<std::string, std::string>> out;
+  for (const auto& [tensor, file] : object["weight_map"].items()) {  // sorted by name
+    const std::string name = file.is_string() ? file.get<std::string>() : "";
+    if (!is_plain_file_name(name) || !name.ends_with(".safetensors")) {
+      throw CheckpointError(
+          fmt::format("{}: tensor {} is in {}; wanted the plain name of a .safetensors file of this folder", where,
+                      quote_name(tensor), file.is_string() ? quote_name(name) : "something that is no name"));
+    }
+    out.emplace_back(tensor, name);
+  }
+  return out;
 }
 
 SafetensorsFile::SafetensorsFile(const std::string& path)

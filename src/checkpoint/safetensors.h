@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/folder.h"
@@ -27,6 +28,11 @@ struct SafetensorsEntry {
 std::int64_t parse_safetensors_length(std::string_view first, std::int64_t file_bytes, const std::string& where);
 std::vector<SafetensorsEntry> parse_safetensors_header(std::string_view header, std::int64_t data_bytes,
                                                        const std::string& where);
+
+// tensor -> file of a model.safetensors.index.json, by tensor: plain names of .safetensors files. A pure function, also
+// fuzzed.
+std::vector<std::pair<std::string, std::string>> parse_safetensors_index(const std::string& text,
+                                                                         const std::string& where);
 
 // A file opened to read, its header checked.
 class SafetensorsFile {
