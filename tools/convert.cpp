@@ -1,6 +1,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -124,6 +125,11 @@ void print_text(const train::Model& model, const std::vector<std::string>& chang
 }  // namespace
 
 int run_convert(const ConvertCommand& command) {
+  namespace fs = std::filesystem;
+  if (fs::weakly_canonical(command.source + "/.") == fs::weakly_canonical(command.destination + ".tmp/.")) {
+    throw UsageError(
+        fmt::format("{}: {} is written there first; choose another DST", command.source, command.destination));
+  }
   check_choice("--format", command.format, std::vector<std::string>{"checkpoint", "huggingface"});
   const checkpoint::Pool pool = checkpoint::parse_pool(command.pool);
   if (checkpoint::exists(command.destination)) {

@@ -108,6 +108,11 @@ said_once
 
 # ---- what is wrong
 convert 2 'same: is there already' run same
+cp -r same no.tmp
+convert 2 'no is written there first' no.tmp no
+convert 2 'no is written there first' ./no.tmp/ no
+[ -e no.tmp/manifest.json ] || fail "the source is gone"
+rm -r no.tmp
 convert 4 'nowhere: is not there; wanted a checkpoint' nowhere no
 convert 4 'data: is none; wanted a checkpoint' data no
 convert 2 '--kv-heads 3: expected a divisor of the 2 key/value heads of run' run no --kv-heads 3
