@@ -19,9 +19,9 @@ enum class Pool { mean, first, random };
 Pool parse_pool(const std::string& name);  // UsageError
 
 // A sparse layer made from a dense one: every branch's K and V projections are copies of the dense ones, compression
-// starts as the mean (w2 = 0), and the gates start as constants that add up to 1, since their weights are 0. Selection is
-// dense attention while S <= select_count · select_block, so it gets the most; docs/conversion.md has other choices and
-// their losses.
+// starts as the mean (w2 = 0), and the gates start as constants that add up to 1, since their weights are 0. Selection
+// is dense attention while S <= select_count · select_block, so it gets the most; docs/conversion.md has other choices
+// and their losses.
 inline constexpr double kGateStart[3] = {0.1, 0.8, 0.1};  // compressed, selected, window
 
 struct Conversion {

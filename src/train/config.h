@@ -88,6 +88,6 @@ RunConfig parse_config(const std::string& text, const std::string& name, const s
 std::string to_toml(const RunConfig& config);  // every key; parse_config(to_toml(c)) == c
 // Of a model that no run of ours made: [model], data.tokenizer, train.sequence_length and train.precision only.
 std::string without_recipe(const RunConfig& config);
-std::string config_docs();                     // docs/config.md: every key with type, default and meaning
+std::string config_docs();  // docs/config.md: every key with type, default and meaning
 
 }  // namespace annulus::train
