@@ -42,10 +42,13 @@ struct Options {  // parsed values, alive for as long as the Action
   train::EvaluateOptions evaluate;
   PlanCommand plan;
   train::BenchOptions bench;
+  ConvertCommand convert;
   InspectCommand inspect;
   PlotCommand plot;
   PrepareCommand prepare;
 };
+
+constexpr const char* kModelHelp = "Checkpoint, run folder (its newest checkpoint), or HuggingFace folder";
 
 const CLI::Range kPositive(std::int64_t{1}, std::int64_t{INT32_MAX}, "");
 
@@ -87,9 +90,7 @@ void add_uptrain(CLI::App& app, Options& o, Action& action) {
       "Example: mpirun -np 2 annulus uptrain gqa --fraction 0.05\n"
       "         annulus uptrain runs/english --set train.sequence_length=4096 \\\n"
       "           --set 'model.rope_scaling={rope_type=\"yarn\", factor=4, original_max_position_embeddings=1024}'");
-  c->add_option("model", o.uptrain.model, "Checkpoint, or run folder (its newest checkpoint)")
-      ->required()
-      ->type_name("MODEL");
+  c->add_option("model", o.uptrain.model, kModelHelp)->required()->type_name("MODEL");
   auto* fraction = c->add_option("--fraction", o.uptrain.fraction, "Share of the tokens of the source's run")
                        ->type_name("SHARE")
                        ->capture_default_str();
@@ -97,7 +98,8 @@ void add_uptrain(CLI::App& app, Options& o, Action& action) {
       ->type_name("N")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 50, ""))
       ->excludes(fraction);
-  c->add_option("--config", o.uptrain.config, "A recipe, for a model that has none")->type_name("FILE");
+  c->add_option("--config", o.uptrain.config, "A recipe, for a model that has none; its [model] is not used")
+      ->type_name("FILE");
   c->add_option("--run", o.uptrain.run, "The new run folder; the source's name with -uptrained if left out")
       ->type_name("FOLDER");
   add_overrides(c, o.uptrain.overrides);
@@ -107,13 +109,13 @@ void add_uptrain(CLI::App& app, Options& o, Action& action) {
 void add_evaluate(CLI::App& app, Options& o, Action& action) {
   CLI::App* c = add_command(app, "evaluate", "Loss, perplexity and bits per byte of a model on documents",
                             "Example: annulus evaluate runs/quickstart --data book.txt");
-  c->add_option("model", o.evaluate.model, "Checkpoint, or run folder (its newest checkpoint)")
-      ->required()
-      ->type_name("MODEL");
+  c->add_option("model", o.evaluate.model, kModelHelp)->required()->type_name("MODEL");
   c->add_option("--data", o.evaluate.data, "Files or folders to score: .txt, .jsonl, .bin")
       ->required()
       ->type_name("FILE");
-  c->add_option("--sequence-length", o.evaluate.sequence_length, "Tokens per window; the training length if left out")
+  c->add_option(
+       "--sequence-length", o.evaluate.sequence_length,
+       "Tokens per window; the training length if left out (a model without a recipe: its limit, at most 4096)")
       ->type_name("S")
       ->check(kPositive);
   c->add_option("--stride", o.evaluate.stride, "Tokens by which windows advance; the whole window if left out")
@@ -150,12 +152,42 @@ void add_bench(CLI::App& app, Options& o, Action& action) {
   c->callback([&] { action.collective = [&](auto& runtime) { return train::run_bench(o.bench, runtime); }; });
 }
 
-void add_inspect(CLI::App& app, Options& o, Action& action) {
-  CLI::App* c = add_command(app, "inspect", "Parameters, tensors, config, step and provenance of a checkpoint",
-                            "Open only checkpoints that you trust: HDF5 files can be crafted to attack the library.");
-  c->add_option("path", o.inspect.path, "Checkpoint, or run folder (its newest checkpoint)")
+void add_convert(CLI::App& app, Options& o, Action& action) {
+  CLI::App* c =
+      add_command(app, "convert", "A model in another format, with fewer key/value heads, or with sparse attention",
+                  "HuggingFace: Llama, Mistral, Qwen2 and Qwen3; safetensors in fp32, fp16 and bf16.\n"
+                  "Optimiser state is dropped; the weights are its fp32 masters where there are any.\n"
+                  "Example: annulus convert runs/english gqa --kv-heads 2 --pool mean\n"
+                  "         annulus convert gqa gqa-hf --format huggingface");
+  c->add_option("source", o.convert.source, kModelHelp)->required()->type_name("SRC");
+  c->add_option("destination", o.convert.destination, "The folder to write; must not exist")
       ->required()
-      ->type_name("PATH");
+      ->type_name("DST");
+  c->add_option("--format", o.convert.format, "Of DST: checkpoint or huggingface")
+      ->type_name("NAME")
+      ->capture_default_str();
+  c->add_option("--kv-heads", o.convert.kv_heads, "Key/value heads of DST, a divisor of those of SRC")
+      ->type_name("N")
+      ->check(kPositive);
+  c->add_option("--pool", o.convert.pool,
+                "How consecutive key/value heads become one: their mean, the first, or random (fresh weights)")
+      ->type_name("HOW")
+      ->capture_default_str();
+  c->add_option("--attention", o.convert.attention,
+                "nsa: make dense layers sparse; copies of K and V, gates 0.8 selected")
+      ->type_name("KIND");
+  c->add_option("--set", o.convert.overrides,
+                "A key of the sparse layers, such as model.nsa.window=256. May be repeated")
+      ->type_name("MODEL.NSA.KEY=VALUE")
+      ->allow_extra_args(false);
+  c->add_flag("--json", o.convert.json, "Print what was read, changed, dropped and written as one line of JSON");
+  c->callback([&] { action.local = [&] { return run_convert(o.convert); }; });
+}
+
+void add_inspect(CLI::App& app, Options& o, Action& action) {
+  CLI::App* c = add_command(app, "inspect", "Parameters, tensors, config, step and provenance of a model",
+                            "Open only checkpoints that you trust: HDF5 files can be crafted to attack the library.");
+  c->add_option("path", o.inspect.path, kModelHelp)->required()->type_name("PATH");
   c->add_flag("--json", o.inspect.json, "Print everything as one line of JSON");
   c->add_flag("--verify", o.inspect.verify, "Read every value and compare its checksum");
   c->callback([&] { action.local = [&] { return run_inspect(o.inspect); }; });
@@ -337,6 +369,7 @@ int run(int argc, char** argv) {
   add_evaluate(app, options, action);
   add_plan(app, options, action);
   add_bench(app, options, action);
+  add_convert(app, options, action);
   add_inspect(app, options, action);
   add_plot(app, options, action);
   add_prepare(app, options, action);

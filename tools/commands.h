@@ -28,8 +28,19 @@ struct PlanCommand {
 };
 int run_plan(const PlanCommand& command);
 
+struct ConvertCommand {
+  std::string source, destination;
+  std::string format = "checkpoint";   // or huggingface
+  std::int64_t kv_heads = 0;           // 0: as many as there are
+  std::string pool = "mean";           // first, random
+  std::string attention;               // nsa, or empty: as it is
+  std::vector<std::string> overrides;  // model.nsa.key=value
+  bool json = false;
+};
+int run_convert(const ConvertCommand& command);
+
 struct InspectCommand {
-  std::string path;  // checkpoint or run folder
+  std::string path;  // checkpoint, run folder or HuggingFace folder
   bool json = false;
   bool verify = false;  // compare every checksum
 };

@@ -89,6 +89,8 @@ RunConfig parse_config(const std::string& text, const std::string& name, const s
 std::string to_toml(const RunConfig& config);  // every key; parse_config(to_toml(c)) == c
 // Keys of [model] that differ, with both values: "model.nsa.window was 16 and is 3".
 std::vector<std::string> model_differences(RunConfig before, RunConfig now);
+// Of a model that no run of ours made: [model], data.tokenizer, train.sequence_length and train.precision only.
+std::string without_recipe(const RunConfig& config);
 std::string config_docs();  // docs/config.md: every key with type, default and meaning
 
 }  // namespace annulus::train

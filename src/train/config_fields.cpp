@@ -108,13 +108,14 @@ void add_run(std::vector<Field>& fields, RunConfig& c) {
           {"warmup_steps", &c.schedule.warmup_steps, "Steps of linear warm-up."},
           {"min_ratio", &c.schedule.min_ratio, "The last learning rate as a share of the peak."},
           {"decay_steps", &c.schedule.decay_steps, "wsd: how many last steps decay."}});
-  append(fields, "checkpoint",
-         {{"dir", &c.checkpoint.dir, "The run's folder: checkpoints, metrics.jsonl and the resolved config.toml."},
-          {"every", &c.checkpoint.every, "Steps between checkpoints. 0: only at the end."},
-          {"keep", &c.checkpoint.keep, "Newest checkpoints kept, at least 2."},
-          {"resume", &c.checkpoint.resume, "`auto` (the newest of dir that verifies), `none`, or a checkpoint's path."},
-          {"init_from", &c.checkpoint.init_from,
-           "A checkpoint or run folder whose weights a new run starts with; empty: random weights."}});
+  append(
+      fields, "checkpoint",
+      {{"dir", &c.checkpoint.dir, "The run's folder: checkpoints, metrics.jsonl and the resolved config.toml."},
+       {"every", &c.checkpoint.every, "Steps between checkpoints. 0: only at the end."},
+       {"keep", &c.checkpoint.keep, "Newest checkpoints kept, at least 2."},
+       {"resume", &c.checkpoint.resume, "`auto` (the newest of dir that verifies), `none`, or a checkpoint's path."},
+       {"init_from", &c.checkpoint.init_from,
+        "A checkpoint, run folder or HuggingFace folder whose weights a new run starts with; empty: random weights."}});
   append(fields, "log",
          {{"every", &c.log.every, "Steps per progress line and metrics record."},
           {"bar", &c.log.bar, "A live bar where stdout is a terminal."},
@@ -197,10 +198,14 @@ std::string toml_string(std::string_view text) {
   return out + "\"";
 }
 
-std::string to_toml(const RunConfig& config) {
+namespace {
+
+template <class Wanted>
+std::string write_fields(const RunConfig& config, const Wanted& wanted) {
   RunConfig copy = config;
   std::string text, section;
   for (const Field& field : config_fields(copy)) {
+    if (!wanted(field)) continue;
     if (field.section() != section) {
       text += fmt::format("{}[{}]\n", section.empty() ? "" : "\n", field.section());
       section = field.section();
@@ -208,6 +213,19 @@ std::string to_toml(const RunConfig& config) {
     text += fmt::format("{} = {}\n", field.name(), field.value_toml());
   }
   return text;
+}
+
+}  // namespace
+
+std::string to_toml(const RunConfig& config) {
+  return write_fields(config, [](const Field&) { return true; });
+}
+
+std::string without_recipe(const RunConfig& config) {
+  return write_fields(config, [](const Field& f) {
+    return f.key.starts_with("model.") || f.key == "data.tokenizer" || f.key == "train.sequence_length" ||
+           f.key == "train.precision";
+  });
 }
 
 std::string config_docs() {

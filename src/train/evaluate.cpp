@@ -169,6 +169,11 @@ int run_evaluation(const EvaluateOptions& options, parallel::MpiRuntime& runtime
   auto& world = runtime.world();
   const auto checkpoint = open_model(world, options.model);
   RunConfig config = config_of(checkpoint, options.model);
+  if (!has_recipe(config)) {
+    constexpr std::int64_t kLongestWindow = 4096;  // a model's own limit can be more than a host's memory
+    config.train.sequence_length = std::min(config.train.sequence_length, kLongestWindow);
+    config.data.sources = {{options.data.front()}};  // a config names some
+  }
   if (options.sequence_length != 0) config.train.sequence_length = options.sequence_length;
   config.train.precision = !options.precision.empty()         ? options.precision
                            : config.train.precision == "fp64" ? "fp64"

@@ -13,7 +13,7 @@ std::vector<model::ParameterStore::Part> own_parts(const model::ParameterStore& 
 }
 
 // Reads every part of a flat shard buffer through host memory of `read_as`, converting on the way.
-void read_shard(const checkpoint::Checkpoint& from, Engine& engine, const std::string& group, const TensorView& own) {
+void read_shard(const checkpoint::TensorSource& from, Engine& engine, const std::string& group, const TensorView& own) {
   auto& store = engine.store();
   std::vector<std::byte> staging;
   for (const auto& part : own_parts(store)) {
@@ -47,7 +47,7 @@ std::vector<checkpoint::Slice> checkpoint_slices(Engine& engine) {
   return slices;
 }
 
-void check_tensors(const checkpoint::Checkpoint& from, Engine& engine) {
+void check_tensors(const checkpoint::TensorSource& from, Engine& engine) {
   for (const auto& entry : engine.store().entries()) (void)from.require("model", entry.name, entry.shape);
   std::size_t found = 0;
   for (const auto& t : from.tensors()) found += t.group == "model";
@@ -64,11 +64,10 @@ void check_tensors(const checkpoint::Checkpoint& from, Engine& engine) {
   }
 }
 
-void restore_weights(const checkpoint::Checkpoint& from, Engine& engine) {
+void restore_weights(const checkpoint::TensorSource& from, Engine& engine) {
   check_tensors(from, engine);
   auto& store = engine.store();
-  const std::string weights =
-      from.find("optimizer/master", store.entries().front().name) ? "optimizer/master" : "model";
+  const std::string weights = from.weights_group();
   read_shard(from, engine, weights, store.shards().own(store.values()));
   if (engine.options().training) {
     for (const auto& slot : engine.optimizer().slots()) {
@@ -79,7 +78,7 @@ void restore_weights(const checkpoint::Checkpoint& from, Engine& engine) {
   engine.gather_weights();
 }
 
-void restore(const checkpoint::Checkpoint& from, Engine& engine, std::vector<std::string>& notes) {
+void restore(const checkpoint::TensorSource& from, Engine& engine, std::vector<std::string>& notes) {
   restore_weights(from, engine);
   if (!engine.options().training) return;
   for (const auto& slot : engine.optimizer().slots()) {

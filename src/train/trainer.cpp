@@ -121,7 +121,7 @@ Trainer::Start Trainer::find_start(std::vector<std::string>& notes) {
     // Starting anew would cut back the run's metrics and overwrite what can perhaps be saved.
     if (!from && checkpoint::has_committed(dir)) throw no_whole_checkpoint(dir, notes);
   } else {
-    from = open_model(world, wanted);
+    from = open_checkpoint(world, wanted);
   }
   if (!from) {
     if (config_.checkpoint.init_from.empty()) return start;
@@ -130,7 +130,7 @@ Trainer::Start Trainer::find_start(std::vector<std::string>& notes) {
     return start;
   }
   const checkpoint::Meta& meta = from->meta();
-  for (const auto& text : model_differences(config_of(*from, from->path()), config_)) {
+  for (const auto& text : model_differences(parse_config(meta.config, from->path(), {}), config_)) {
     notes.push_back(fmt::format("warning: the model is not the checkpoint's: {}", text));
   }
   try {

@@ -30,8 +30,9 @@ class Trainer {
   std::int64_t steps_done() const { return done_; }
 
  private:
-  struct Start {                                            // checked, nothing taken
-    std::optional<checkpoint::Checkpoint> resume, weights;  // at most one
+  struct Start {                                   // checked, nothing taken
+    std::optional<checkpoint::Checkpoint> resume;  // or
+    std::optional<Model> weights;                  // or neither
   };
   Start find_start(std::vector<std::string>& notes);
   void begin(const Start& start, std::vector<std::string>& notes);

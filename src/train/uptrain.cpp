@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <iterator>
 
 #include "train/session.h"
 #include "train/trainer.h"
@@ -15,17 +16,25 @@ bool overridden(const UptrainOptions& options, const std::string& key) {
                      [&](const std::string& text) { return text.starts_with(key + "="); });
 }
 
-RunConfig recipe_of(const checkpoint::Checkpoint& source, const UptrainOptions& options) {
-  if (!options.config.empty()) return load_config(options.config, options.overrides);
-  if (source.meta().config.empty()) {
+// The source's recipe with the overrides, or that of a file; the architecture is the source's in either case.
+RunConfig recipe_of(const Model& source, const UptrainOptions& options) {
+  const std::string name = source.path() + " (its config)";
+  if (options.config.empty()) {
+    if (has_recipe(config_of(source, source.path())))
+      return parse_config(source.meta().config, name, options.overrides);
     throw ConfigError(fmt::format(
         "{}: this model has no recipe (it was not trained here); give one with --config FILE.toml, and --tokens N",
         source.path()));
   }
-  return parse_config(source.meta().config, source.path() + " (its config)", options.overrides);
+  RunConfig config = load_config(options.config, options.overrides);
+  std::vector<std::string> of_model;
+  std::copy_if(options.overrides.begin(), options.overrides.end(), std::back_inserter(of_model),
+               [](const std::string& text) { return text.starts_with("model."); });
+  config.model = parse_config(source.meta().config, name, of_model).model;
+  return config;
 }
 
-std::int64_t wanted_tokens(const checkpoint::Checkpoint& source, const UptrainOptions& options) {
+std::int64_t wanted_tokens(const Model& source, const UptrainOptions& options) {
   if (options.tokens > 0) return options.tokens;
   if (!(options.fraction > 0) || options.fraction > 1000) {
     throw ConfigError(fmt::format("--fraction {}: expected a number above 0, for example 0.05", options.fraction));
@@ -51,7 +60,7 @@ std::string run_beside(const std::string& model) {
 
 }  // namespace
 
-RunConfig uptrain_config(const checkpoint::Checkpoint& source, const UptrainOptions& options, int ranks) {
+RunConfig uptrain_config(const Model& source, const UptrainOptions& options, int ranks) {
   RunConfig config = recipe_of(source, options);
   const std::int64_t recipe_steps = config.train.steps;
   if (!overridden(options, "train.steps")) {

@@ -32,12 +32,23 @@ expect 0 'saved long/step-00000005' uptrain 3 run --run long --tokens 1900 --set
 expect 0 'saved fixed/step-00000007' uptrain 1 run --run fixed --set train.steps=7 --set schedule.warmup_steps=3
 [ "$(key fixed warmup_steps)" = 3 ] || fail "warm-up $(key fixed warmup_steps)"
 
+# Converted models: fewer KV heads by the source's recipe; what HuggingFace holds by a given one.
+expect 0 '' "$program" convert run gqa --kv-heads 1
+expect 0 'saved gqa-uptrained/step-00000005' uptrain 2 gqa --fraction 0.25
+[ "$(key gqa-uptrained num_key_value_heads)" = 1 ] || fail "not the converted model" gqa-uptrained/config.toml
+expect 0 '' "$program" convert run hf --format huggingface
+expect 0 'saved hf-uptrained/step-00000002' uptrain 2 hf --config tiny.toml --tokens 300 --set optimizer.lr=1e-30 \
+  --set train.precision=fp32
+expect 0 'loss' ranks 1 "$program" evaluate hf-uptrained --data held_out.txt
+[ "$(loss_of)" = "$before" ] || fail "loss $(loss_of) from HuggingFace's folder, $before before"
+
 # ---- refused
 refused() { # CODE TEXT ARGUMENTS...
   expect "$1" "$2" uptrain 2 "${@:3}"
   said_once
 }
 refused 2 '--fraction 0: expected a number above 0' run --fraction 0 --run bad
+refused 2 'this model has no recipe' hf --run bad
 refused 2 '--fraction nan' run --fraction nan --run bad
 refused 2 '--fraction excludes --tokens' run --fraction 0.1 --tokens 100 --run bad
 refused 2 'model.hiden_size' run --run bad --set model.hiden_size=8
