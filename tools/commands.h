@@ -9,6 +9,7 @@
 #include "parallel/mpi_runtime.h"
 #include "train/bench.h"
 #include "train/evaluate.h"
+#include "train/generate.h"
 
 namespace annulus::tools {
 
