@@ -5,7 +5,8 @@
 #include <cmath>
 
 #include "core/rng.h"
-#include "train/generate.h"
+#include "train/generator.h"
+#include "train/sampler.h"
 
 namespace annulus::testing {
 std::int64_t heap_bytes();

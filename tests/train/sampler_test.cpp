@@ -17,9 +17,9 @@ std::array<double, 6> logits = {std::log(4.0), std::log(1.0), std::log(3.0),
 std::array<double, 6> frequencies(const SamplingOptions& options) {
   Sampler sampler(options, 6);
   std::array<double, 6> out{};
-  for (std::int64_t i = 0; i < kDraws; ++i) {
-    out[static_cast<std::size_t>(sampler(host_view(logits.data(), {1, 6}), i))] += 1.0 / kDraws;
-  }
+  for (std::int64_t i = 0; i < kDraws; ++i)
+    out[static_cast<std::size_t>(sampler(host_view(logits.data(), {1, 6}), i))] += 1;
+  for (double& n : out) n /= kDraws;
   return out;
 }
 
