@@ -1,5 +1,5 @@
-// Generator: one sequence's cache (Transformer::Cache) with its memory; takes tokens, gives the next one's logits. On the
-// CPU; not collective.
+// Generator: one sequence's cache (Transformer::Cache) with its memory; takes tokens, gives the next one's logits. On
+// the CPU; not collective.
 #pragma once
 
 #include <cstdint>
