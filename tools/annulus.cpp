@@ -114,7 +114,7 @@ void add_generate(CLI::App& app, Options& o, Action& action) {
       ->capture_default_str();
   c->add_option("--seed", g.sampling.seed, "Another seed draws other tokens")->type_name("N")->capture_default_str();
   c->add_option("--sequence-length", g.sequence_length,
-                "Prompt and new tokens together, at most; the training length if left out")
+                "Tokens that the model may see, prompt included; the training length if left out")
       ->type_name("S")
       ->check(kPositive);
   c->add_flag("--json", g.json, "Print tokens, text, speed and cache bytes as one line of JSON");

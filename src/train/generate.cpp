@@ -73,7 +73,7 @@ struct Generated {
 Generated generate(Generator& generator, Sampler& sampler, std::span<const std::int32_t> prompt, std::int64_t max_new,
                    std::optional<std::int32_t> end, const std::function<void(std::int32_t)>& emit) {
   Generated out;
-  out.tokens.reserve(static_cast<std::size_t>(max_new));
+  out.tokens.reserve(static_cast<std::size_t>(std::min(max_new, generator.capacity() + 1)));
   auto begin = Clock::now();
   TensorView logits = generator.append(prompt);
   out.prefill_seconds = seconds_since(begin);

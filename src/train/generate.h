@@ -15,7 +15,7 @@ struct GenerateOptions {
   std::string prompt;
   std::string tokens;  // ids with commas between
   std::int64_t max_new = 256;
-  std::int64_t sequence_length = 0;  // prompt and new tokens together, at most; 0: the training length
+  std::int64_t sequence_length = 0;  // tokens that the model may see, prompt included; 0: the training length
   SamplingOptions sampling;
   bool json = false;
 };
