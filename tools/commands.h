@@ -5,11 +5,13 @@
 #include <string>
 #include <vector>
 
+#include "data/passkey.h"
 #include "data/recall.h"
 #include "parallel/mpi_runtime.h"
 #include "train/bench.h"
 #include "train/evaluate.h"
 #include "train/generate.h"
+#include "train/uptrain.h"
 
 namespace annulus::tools {
 
@@ -27,8 +29,19 @@ struct PlanCommand {
 };
 int run_plan(const PlanCommand& command);
 
+struct ConvertCommand {
+  std::string source, destination;
+  std::string format = "checkpoint";   // or huggingface
+  std::int64_t kv_heads = 0;           // 0: as many as there are
+  std::string pool = "mean";           // first, random
+  std::string attention;               // nsa, or empty: as it is
+  std::vector<std::string> overrides;  // model.nsa.key=value
+  bool json = false;
+};
+int run_convert(const ConvertCommand& command);
+
 struct InspectCommand {
-  std::string path;  // checkpoint or run folder
+  std::string path;  // checkpoint, run folder or HuggingFace folder
   bool json = false;
   bool verify = false;  // compare every checksum
 };
@@ -45,8 +58,10 @@ struct PrepareCommand {
   bool force = false;  // replace what is there
   bool json = false;
   data::RecallOptions recall;
+  data::PasskeyOptions passkey;
 };
 int run_prepare_recall(const PrepareCommand& command);
+int run_prepare_passkey(const PrepareCommand& command);
 
 // Ends the job after an error: it is said once, by the first rank that fails, and every rank ends with the code.
 [[noreturn]] void fail_job(parallel::MpiRuntime& runtime, const std::string& message, int code);

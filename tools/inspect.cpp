@@ -4,20 +4,21 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "checkpoint/store.h"
 #include "commands.h"
+#include "core/error.h"
+#include "train/open_model.h"
 
 namespace annulus::tools {
 
 namespace {
 
-std::int64_t num_parameters(const checkpoint::Checkpoint& opened) {
+std::int64_t num_parameters(const train::Model& opened) {
   std::int64_t count = 0;
   for (const checkpoint::TensorInfo& t : opened.tensors()) count += t.group == "model" ? t.shape.numel() : 0;
   return count;
 }
 
-void print_json(const checkpoint::Checkpoint& opened, bool verified) {
+void print_json(const train::Model& opened, bool verified) {
   const checkpoint::Meta& meta = opened.meta();
   nlohmann::ordered_json tensors = nlohmann::ordered_json::array();
   for (const checkpoint::TensorInfo& t : opened.tensors()) {
@@ -27,6 +28,7 @@ void print_json(const checkpoint::Checkpoint& opened, bool verified) {
   }
   const nlohmann::ordered_json out = {
       {"path", opened.path()},
+      {"format", opened.as_checkpoint() ? "checkpoint" : "huggingface"},
       {"step", meta.step},
       {"tokens", meta.tokens_seen},
       {"tokens_planned", meta.tokens_planned},
@@ -43,9 +45,9 @@ void print_json(const checkpoint::Checkpoint& opened, bool verified) {
   fmt::print("{}\n", out.dump());
 }
 
-void print_text(const checkpoint::Checkpoint& opened, bool verified) {
+void print_text(const train::Model& opened, bool verified) {
   const checkpoint::Meta& meta = opened.meta();
-  fmt::print("checkpoint  {}\n", opened.path());
+  fmt::print("{}  {}\n", opened.as_checkpoint() ? "checkpoint" : "HuggingFace", opened.path());
   fmt::print("step        {}\n", meta.step);
   fmt::print("tokens      {} of {} planned\n", meta.tokens_seen, meta.tokens_planned);
   fmt::print("parameters  {}\n", num_parameters(opened));
@@ -53,23 +55,33 @@ void print_text(const checkpoint::Checkpoint& opened, bool verified) {
   fmt::print("precision   {}, written by {} ranks, seed {}\n", meta.precision, meta.ranks, meta.seed);
   if (!meta.data_position.empty()) fmt::print("samples     {} of each source\n", fmt::join(meta.data_position, ", "));
   if (!meta.provenance.empty()) fmt::print("provenance  {}\n", meta.provenance);
-  fmt::print("checksums   {}\n", verified ? "all compared, all right" : "not compared (--verify compares them)");
+  fmt::print("checksums   {}\n", verified                 ? "all compared, all right"
+                                 : opened.as_checkpoint() ? "not compared (--verify compares them)"
+                                                          : "none in safetensors files");
   std::string group;
   for (const checkpoint::TensorInfo& t : opened.tensors()) {
     if (t.group != group) fmt::print("\n/{}\n", t.group);
     group = t.group;
     fmt::print("  {:<56} {:<16} {}\n", t.tensor, t.shape.str(), name_of(t.dtype));
   }
-  fmt::print("\n{}", meta.config.empty() ? "no run config: a model without a recipe\n" : meta.config);
+  if (meta.config.empty()) {
+    fmt::print("\nno config\n");
+  } else {
+    const bool recipe = train::has_recipe(train::config_of(opened, opened.path()));
+    fmt::print("\n{}{}", recipe ? "" : "no recipe: this model's training is not known here\n\n", meta.config);
+  }
 }
 
 }  // namespace
 
 int run_inspect(const InspectCommand& command) {
   std::vector<std::string> skipped;
-  const auto opened = checkpoint::Checkpoint::open(checkpoint::resolve_model_path(command.path, &skipped));
+  const train::Model opened = train::open_model(command.path, skipped);
   for (const std::string& line : skipped) fmt::print(stderr, "annulus: {}\n", line);
-  if (command.verify) opened.verify();
+  if (command.verify) {
+    if (!opened.as_checkpoint()) throw UsageError("--verify: safetensors files have no checksums to compare");
+    opened.as_checkpoint()->verify();
+  }
   if (command.json) {
     print_json(opened, command.verify);
   } else {

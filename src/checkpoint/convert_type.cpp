@@ -10,8 +10,10 @@ namespace {
 
 template <class From, class To>
 To convert(From x) {
-  if constexpr (std::is_same_v<From, BFloat16>) {
-    return static_cast<To>(to_float(x));
+  if constexpr (std::is_same_v<From, Float16>) {
+    return convert<float, To>(checkpoint::to_float(x));
+  } else if constexpr (std::is_same_v<From, BFloat16>) {
+    return static_cast<To>(annulus::to_float(x));
   } else if constexpr (std::is_same_v<To, BFloat16>) {
     if constexpr (std::is_same_v<From, double>) {
       return checkpoint::to_bfloat16(x);
@@ -47,6 +49,16 @@ void convert_from(const void* in, DType to, void* out, std::int64_t count) {
 
 }  // namespace
 
+float to_float(Float16 x) {
+  const std::uint32_t sign = (x.bits & 0x8000u) << 16, exponent = (x.bits >> 10) & 0x1fu, mantissa = x.bits & 0x3ffu;
+  if (exponent == 0) {  // zero or subnormal: mantissa · 2^-24
+    const float size = static_cast<float>(mantissa) * 0x1p-24f;
+    return sign != 0 ? -size : size;
+  }
+  const std::uint32_t wide = exponent == 0x1f ? 0xffu : exponent + 112;  // infinity and NaN keep their meaning
+  return std::bit_cast<float>(sign | wide << 23 | mantissa << 13);
+}
+
 // Rounding twice, to f32 and then to bf16, can miss the nearest value. Rounding to odd first keeps what lies below the
 // half visible, so that the second rounding is the only one that counts.
 BFloat16 to_bfloat16(double x) {
@@ -71,6 +83,8 @@ void convert_type(DType from, const void* in, DType to, void* out, std::int64_t 
       return convert_from<double>(in, to, out, count);
     case DType::bf16:
       return convert_from<BFloat16>(in, to, out, count);
+    case DType::f16:
+      return convert_from<Float16>(in, to, out, count);
     default:
       ANNULUS_CHECK(false, "no conversion from {}", name_of(from));
   }

@@ -22,40 +22,6 @@ namespace {
   throw CheckpointError(fmt::format("{}: {}: {}", path, call, std::strerror(errno)));
 }
 
-class Descriptor {
- public:
-  Descriptor(const std::string& path, int flags, mode_t mode = 0)
-      : path_(path), fd_(::open(path.c_str(), flags | O_CLOEXEC, mode)) {
-    if (fd_ < 0) fail(path_, "open");
-  }
-  ~Descriptor() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const { return fd_; }
-  void write(std::string_view text) {
-    while (!text.empty()) {
-      const ssize_t n = ::write(fd_, text.data(), text.size());
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0) fail(path_, "write");
-      text.remove_prefix(static_cast<std::size_t>(n));
-    }
-  }
-  void sync() {
-    if (::fsync(fd_) != 0) fail(path_, "fsync");
-  }
-  void close() {
-    const int fd = fd_;
-    fd_ = -1;
-    if (::close(fd) != 0) fail(path_, "close");
-  }
-
- private:
-  std::string path_;
-  int fd_;
-};
-
 // "step-00001000" -> 1000; -1 if the name is none of ours. Eight digits, more where the number needs them.
 std::int64_t step_of(std::string_view name) {
   constexpr std::string_view kPrefix = "step-";
@@ -73,6 +39,44 @@ bool is_folder(const std::string& path) {
 }
 
 }  // namespace
+
+Descriptor::Descriptor(const std::string& path, int flags, mode_t mode)
+    : path_(path), fd_(::open(path.c_str(), flags | O_CLOEXEC, mode)) {
+  if (fd_ < 0) fail(path_, "open");
+}
+
+Descriptor::~Descriptor() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+void Descriptor::write(std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t n = ::write(fd_, text.data(), text.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) fail(path_, "write");
+    text.remove_prefix(static_cast<std::size_t>(n));
+  }
+}
+
+void Descriptor::read_at(std::int64_t offset, void* out, std::size_t bytes) const {
+  for (std::size_t done = 0; done < bytes;) {
+    const ssize_t n = ::pread(fd_, static_cast<char*>(out) + done, bytes - done, offset + static_cast<off_t>(done));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) fail(path_, "read");
+    if (n == 0) throw CheckpointError(fmt::format("{}: shrank while it was read", path_));
+    done += static_cast<std::size_t>(n);
+  }
+}
+
+void Descriptor::sync() {
+  if (::fsync(fd_) != 0) fail(path_, "fsync");
+}
+
+void Descriptor::close() {
+  const int fd = fd_;
+  fd_ = -1;
+  if (::close(fd) != 0) fail(path_, "close");
+}
 
 std::vector<RunEntry> list_run(const std::string& run_dir) {
   constexpr std::string_view kTmp = ".tmp", kTrash = ".trash-";
@@ -131,16 +135,8 @@ void write_file(const std::string& path, std::string_view text, const std::funct
 std::string read_file(const std::string& path, std::int64_t max_bytes) {
   const std::int64_t size = file_size(path);
   if (size > max_bytes) throw CheckpointError(fmt::format("{}: {} bytes; at most {} are read", path, size, max_bytes));
-  Descriptor file(path, O_RDONLY | O_NOFOLLOW);
   std::string text(static_cast<std::size_t>(size), '\0');
-  std::size_t done = 0;
-  while (done < text.size()) {
-    const ssize_t n = ::read(file.get(), text.data() + done, text.size() - done);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) fail(path, "read");
-    if (n == 0) throw CheckpointError(fmt::format("{}: shrank while it was read", path));
-    done += static_cast<std::size_t>(n);
-  }
+  Descriptor(path, O_RDONLY | O_NOFOLLOW).read_at(0, text.data(), text.size());
   return text;
 }
 

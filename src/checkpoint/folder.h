@@ -2,6 +2,8 @@
 // CheckpointErrors with the path and the system's reason.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -18,6 +20,24 @@ struct RunEntry {
 // Folders of a run folder that the store made, newest step first; files, symbolic links and other names are not ours.
 // Empty where the folder does not exist.
 std::vector<RunEntry> list_run(const std::string& run_dir);
+
+// An open file; closed with it. `flags` as open()'s.
+class Descriptor {
+ public:
+  Descriptor(const std::string& path, int flags, mode_t mode = 0);
+  ~Descriptor();
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+
+  void write(std::string_view text);
+  void read_at(std::int64_t offset, void* out, std::size_t bytes) const;  // all of them
+  void sync();
+  void close();  // and learns what the file system kept for now
+
+ private:
+  std::string path_;
+  int fd_;
+};
 
 void make_folders(const std::string& path);      // like mkdir -p
 void sync_file(const std::string& path);         // fsync, also of a folder

@@ -104,9 +104,13 @@ bool has_committed(const std::string& run_dir) {
 std::string resolve_model_path(const std::string& path, std::vector<std::string>* skipped) {
   if (is_checkpoint(path)) return strip_slashes(path);
   if (!is_run_folder(path)) {
-    throw CheckpointError(
-        fmt::format("{}: {}; wanted a checkpoint (a folder with {}) or a run folder (a folder with step-… folders)",
-                    path, exists(strip_slashes(path)) ? "is neither" : "is not there", kManifestName));
+    const std::string found = exists(strip_slashes(path) + "/config.json") ? "is a HuggingFace folder"
+                              : exists(strip_slashes(path))                ? "is none"
+                                                                           : "is not there";
+    throw CheckpointError(fmt::format(
+        "{}: {}; wanted a checkpoint (a folder with {}), a run folder (a folder with step-… folders) or, to read "
+        "weights from, a HuggingFace folder (with a config.json)",
+        path, found, kManifestName));
   }
   std::vector<std::string> why;
   const auto newest = find_newest(path, why);

@@ -51,13 +51,6 @@ struct Checkpoint::Impl {
     }
     return it->second;
   }
-  std::ptrdiff_t index_of(std::string_view group, std::string_view tensor) const {
-    const auto less = [](const TensorInfo& info, const std::pair<std::string_view, std::string_view>& key) {
-      return std::pair<std::string_view, std::string_view>(info.group, info.tensor) < key;
-    };
-    const auto it = std::lower_bound(tensors.begin(), tensors.end(), std::pair(group, tensor), less);
-    return it != tensors.end() && it->group == group && it->tensor == tensor ? it - tensors.begin() : -1;
-  }
   void check_size(const ShardFile& f) const {
     const std::string full = path + "/" + f.name;
     if (!exists(full))
@@ -138,29 +131,6 @@ const std::string& Checkpoint::path() const { return impl_->path; }
 const Meta& Checkpoint::meta() const { return impl_->manifest.meta; }
 const std::vector<TensorInfo>& Checkpoint::tensors() const { return impl_->tensors; }
 
-const TensorInfo* Checkpoint::find(std::string_view group, std::string_view tensor) const {
-  const auto i = impl_->index_of(group, tensor);
-  return i < 0 ? nullptr : &impl_->tensors[static_cast<std::size_t>(i)];
-}
-
-const TensorInfo& Checkpoint::require(std::string_view group, std::string_view tensor, const Shape& wanted) const {
-  const TensorInfo* info = find(group, tensor);
-  if (!info)
-    throw CheckpointError(
-        fmt::format("{}: tensor {}/{} of shape {} is wanted, not found", path(), group, tensor, wanted.str()));
-  if (info->shape != wanted) {
-    throw CheckpointError(fmt::format("{}: tensor {}/{}: wanted shape {}, found {}", path(), group, tensor,
-                                      wanted.str(), info->shape.str()));
-  }
-  return *info;
-}
-
-std::int64_t Checkpoint::bytes() const {
-  std::int64_t sum = 0;
-  for (const Piece& p : impl_->manifest.pieces) sum += p.bytes();
-  return sum;
-}
-
 void Checkpoint::verify(int part, int parts) const {
   ANNULUS_CHECK(parts > 0 && part >= 0 && part < parts, "no part {} of {}", part, parts);
   Impl& c = *impl_;
@@ -184,12 +154,11 @@ void Checkpoint::verify(int part, int parts) const {
 
 void Checkpoint::read(std::string_view group, std::string_view tensor, std::int64_t begin, TensorView out) const {
   Impl& c = *impl_;
-  const auto index = c.index_of(group, tensor);
-  if (index < 0) throw CheckpointError(fmt::format("{}: tensor {}/{} is wanted, not found", path(), group, tensor));
-  const auto [first, last] = c.ranges[static_cast<std::size_t>(index)];
+  const TensorInfo* info = find(group, tensor);
+  if (!info) throw CheckpointError(fmt::format("{}: tensor {}/{} is wanted, not found", path(), group, tensor));
+  const auto [first, last] = c.ranges[static_cast<std::size_t>(info - c.tensors.data())];
   const std::int64_t end = begin + out.numel();
-  ANNULUS_CHECK(begin >= 0 && end <= c.tensors[static_cast<std::size_t>(index)].shape.numel(),
-                "{}/{} has no elements {} to {}", group, tensor, begin, end);
+  ANNULUS_CHECK(begin >= 0 && end <= info->shape.numel(), "{}/{} has no elements {} to {}", group, tensor, begin, end);
   ANNULUS_CHECK(out.device == DeviceKind::cpu && is_storable(out.dtype),
                 "checkpoints are read into f32, f64 or bf16 on the host");
   std::vector<char> block;

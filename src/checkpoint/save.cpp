@@ -60,7 +60,9 @@ ShardReport write_shard(const ShardJob& job) {
   hdf5::File file = hdf5::File::create(path);
   at("after_shard_create");
   for (const Slice& slice : job.slices) {
-    const auto* data = static_cast<const char*>(slice.data.data);
+    std::vector<char> filled(slice.fill ? static_cast<std::size_t>(slice.data.bytes()) : 0);
+    if (slice.fill) slice.fill({filled.data(), slice.data.dtype, DeviceKind::cpu, slice.data.shape});
+    const char* data = slice.fill ? filled.data() : static_cast<const char*>(slice.data.data);
     for (const Rect& rect : cut(slice.begin, slice.data.numel(), columns_of(slice.global_shape))) {
       Piece piece{slice.group, slice.tensor, slice.data.dtype, slice.global_shape, rect, name, {}};
       piece.hash = hash_of(data, static_cast<std::size_t>(piece.bytes()));

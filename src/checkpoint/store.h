@@ -26,6 +26,7 @@
 #include <string_view>
 #include <vector>
 
+#include "checkpoint/tensor_source.h"
 #include "core/arena.h"
 #include "parallel/communicator.h"
 
@@ -38,12 +39,15 @@ struct Slice {
   Shape global_shape;      // rank 1 or 2
   std::int64_t begin = 0;  // first element in the flat row-major tensor
   TensorView data;         // [count], f32, f64 or bf16; count may be 0
+  // Of conversions, where data.data is null: writes the values into a view like `data` when their turn comes.
+  std::function<void(const TensorView& out)> fill{};
 };
 
 // What the manifest says beside the slices. `ranks` is for information only.
 struct Meta {
   std::int64_t step = 0, tokens_seen = 0, tokens_planned = 0;
-  std::string config;                       // the resolved run config, TOML; empty: a model without a recipe
+  // TOML: the resolved run config, or of a model without a recipe only what it is (config.h, without_recipe).
+  std::string config;
   std::string data_fingerprint;             // TrainingData::fingerprint()
   std::vector<std::int64_t> data_position;  // samples taken of every source
   std::uint64_t seed = 0;
@@ -125,37 +129,27 @@ class Writer {
 };
 
 // One process writes a whole checkpoint as `folder` (for conversion): same protocol, returns when committed. Not
-// collective. The folder must not exist. Slices lie on the host and are not copied.
-void write_folder(const std::string& folder, const Meta& meta, const std::vector<Slice>& slices);
-
-struct TensorInfo {
-  std::string group, tensor;
-  DType dtype = DType::f32;
-  Shape shape;
-};
+// collective. The folder must not exist. Slices lie on the host and are not copied, or are filled in turn. Returns the
+// bytes of all files.
+std::int64_t write_folder(const std::string& folder, const Meta& meta, const std::vector<Slice>& slices);
 
 // A committed checkpoint, opened to read. Copies share the open files. Reads are serialised by HDF5; not collective.
-class Checkpoint {
+class Checkpoint : public TensorSource {
  public:
   // Reads the manifest and checks it (version, checksum, plain file names, pieces that tile every tensor exactly, no
   // file smaller than its pieces) and every file's size.
   static Checkpoint open(const std::string& path);
 
-  const std::string& path() const;
+  const std::string& path() const override;
   const Meta& meta() const;
-  const std::vector<TensorInfo>& tensors() const;                                 // by group, then name
-  const TensorInfo* find(std::string_view group, std::string_view tensor) const;  // null: not there
-  // The tensor, whose shape must be `wanted`: the check against the config, to be made before memory is taken.
-  const TensorInfo& require(std::string_view group, std::string_view tensor, const Shape& wanted) const;
-  std::int64_t bytes() const;  // of all tensors' values
+  const std::vector<TensorInfo>& tensors() const override;
 
   // Checks this share of the checkpoint, split by bytes: the structure of shards (hard links to groups and to exactly
   // the datasets of the manifest) and the hash of every piece.
   void verify(int part = 0, int parts = 1) const;
 
-  // Reads the flat range [begin, begin + out.numel()) into host memory, converting between f32, f64 and bf16 (to
-  // nearest even) where `out` has another type. Every dataset is checked before it is read; hashes are verify()'s part.
-  void read(std::string_view group, std::string_view tensor, std::int64_t begin, TensorView out) const;
+  // Every dataset is checked before it is read; hashes are verify()'s part.
+  void read(std::string_view group, std::string_view tensor, std::int64_t begin, TensorView out) const override;
 
  private:
   friend Checkpoint open_collective(parallel::Communicator&, const std::string&);

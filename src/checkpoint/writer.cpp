@@ -318,7 +318,7 @@ std::optional<Outcome> Writer::wait_and_finish() {
   return finish(reduce_max(s.world, s.status));
 }
 
-void write_folder(const std::string& folder, const Meta& meta, const std::vector<Slice>& slices) {
+std::int64_t write_folder(const std::string& folder, const Meta& meta, const std::vector<Slice>& slices) {
   check_slices(slices);
   std::string path = folder;
   while (path.size() > 1 && path.ends_with('/')) path.pop_back();
@@ -326,7 +326,7 @@ void write_folder(const std::string& folder, const Meta& meta, const std::vector
   const std::string tmp = path + ".tmp";
   delete_tree(tmp);
   try {
-    commit(tmp, path, path + ".displaced", meta, {write_shard({tmp, 0, meta.step, slices, {}})});
+    return commit(tmp, path, path + ".displaced", meta, {write_shard({tmp, 0, meta.step, slices, {}})});
   } catch (...) {
     delete_tree(tmp);
     throw;

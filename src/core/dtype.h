@@ -8,7 +8,7 @@
 
 namespace annulus {
 
-enum class DType : std::uint8_t { f32, f64, bf16, i32, i64, u8 };
+enum class DType : std::uint8_t { f32, f64, bf16, f16, i32, i64, u8 };  // f16: in files only
 
 constexpr std::size_t size_of(DType dtype) {
   switch (dtype) {
@@ -19,6 +19,7 @@ constexpr std::size_t size_of(DType dtype) {
     case DType::i32:
       return 4;
     case DType::bf16:
+    case DType::f16:
       return 2;
     case DType::u8:
       return 1;
@@ -34,6 +35,8 @@ constexpr std::string_view name_of(DType dtype) {
       return "float64";
     case DType::bf16:
       return "bfloat16";
+    case DType::f16:
+      return "float16";
     case DType::i32:
       return "int32";
     case DType::i64:

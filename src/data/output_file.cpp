@@ -25,6 +25,10 @@ OutputFile::OutputFile(std::string path, bool replace)
     if (S_ISDIR(info.st_mode)) throw UsageError(fmt::format("{} is a folder; name the file to write", path_));
     if (!replace) throw UsageError(fmt::format("{} exists; name another file, or replace it with --force", path_));
   }
+  const std::filesystem::path folder = std::filesystem::path(path_).parent_path();
+  if (!folder.empty() && !std::filesystem::exists(folder)) {
+    throw DataError(fmt::format("{} cannot be written: there is no folder {}; make it first", path_, folder.string()));
+  }
   fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (fd_ < 0) fail("open");
 }
@@ -65,8 +69,10 @@ void OutputFile::commit() {
 }
 
 void OutputFile::fail(const char* call) const {
-  throw DataError(
-      fmt::format("{} cannot be written: {}: {}; nothing is left of it", path_, call, std::strerror(errno)));
+  const std::string why = std::strerror(errno);
+  const bool older = ::access(path_.c_str(), F_OK) == 0;
+  throw DataError(fmt::format("{} cannot be written: {}: {}; {}", path_, call, why,
+                              older ? "the older file is as it was" : "nothing is left of it"));
 }
 
 }  // namespace annulus::data

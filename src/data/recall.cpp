@@ -6,30 +6,14 @@
 #include <numeric>
 
 #include "core/config_check.h"
-#include "core/rng.h"
 
 namespace annulus::data {
 namespace {
 
 constexpr std::int64_t kMaxLength = std::int64_t{1} << 20, kMaxVocab = std::int64_t{1} << 24;
 
-// The draws of one document, in turn.
-class Draws {
- public:
-  Draws(std::int64_t seed, std::int64_t document)
-      : rng_(static_cast<std::uint64_t>(seed), "recall"), next_(static_cast<std::uint64_t>(document) << 32) {}
-  // [0, n), even to within n/2^32.
-  std::int64_t below(std::int64_t n) {
-    return static_cast<std::int64_t>((rng_.bits(next_++) >> 32) * static_cast<std::uint64_t>(n) >> 32);
-  }
-
- private:
-  CounterRng rng_;
-  std::uint64_t next_;
-};
-
 // `count` different numbers of [0, n) in random order (Fisher and Yates).
-std::vector<std::int64_t> distinct(Draws& draws, std::int64_t n, std::int64_t count) {
+std::vector<std::int64_t> distinct(DocumentDraws& draws, std::int64_t n, std::int64_t count) {
   std::vector<std::int64_t> all(static_cast<std::size_t>(n));
   std::iota(all.begin(), all.end(), std::int64_t{0});
   for (std::int64_t i = 0; i < count; ++i) {
@@ -62,12 +46,13 @@ void RecallOptions::validate() const {
   fail_key("--length", fmt::format("{}", length),
            fmt::format("at least {} tokens for the pairs + {} of --gap-min {} + {} for the queries = {}", span(),
                        gap_min - 1, gap_min, 2 * num_queries(), needed),
-           shorter >= 1 ? fmt::format("--length {} or --gap-min {} would fit", needed, shorter)
-                        : fmt::format("--length {} or fewer --pairs would fit", needed));
+           needed > kMaxLength ? std::string("shorten --gap-min or --pair-span, or state fewer --pairs")
+           : shorter >= 1      ? fmt::format("--length {} or --gap-min {} would fit", needed, shorter)
+                               : fmt::format("--length {} would fit", needed));
 }
 
 MaskedDocument recall_document(const RecallOptions& o, std::int64_t index) {
-  Draws draws(o.seed, index);
+  DocumentDraws draws("recall", o.seed, index);
   const auto keys = distinct(draws, o.num_keys(), o.pairs), values = distinct(draws, o.num_keys(), o.pairs);
   const auto asked = distinct(draws, o.pairs, o.num_queries());
   const auto key = [&](std::int64_t i) {
@@ -78,11 +63,7 @@ MaskedDocument recall_document(const RecallOptions& o, std::int64_t index) {
   };
 
   MaskedDocument out;
-  const auto add = [&](std::int32_t token, bool target = false) {
-    out.tokens.push_back(token);
-    out.mask.push_back(target);
-  };
-  const auto add_filler = [&] { add(static_cast<std::int32_t>(draws.below(o.filler_ids))); };
+  const auto add_filler = [&] { out.add(static_cast<std::int32_t>(draws.below(o.filler_ids))); };
   // `count` pairs of tokens among filler, `size` tokens in all: each next one is a pair as often as pairs are among
   // what is left, which makes every order equally likely.
   const auto scatter = [&](std::int64_t size, std::int64_t count, auto add_pair) {
@@ -96,21 +77,16 @@ MaskedDocument recall_document(const RecallOptions& o, std::int64_t index) {
     }
   };
   scatter(o.span(), o.pairs, [&](std::int64_t i) {
-    add(key(i));
-    add(value(i));
+    out.add(key(i));
+    out.add(value(i));
   });
   for (std::int64_t i = 1; i < o.gap_min; ++i) add_filler();
   scatter(o.length - std::ssize(out.tokens), o.num_queries(), [&](std::int64_t i) {
     const std::int64_t pair = asked[static_cast<std::size_t>(i)];
-    add(key(pair));
-    add(value(pair), true);
+    out.add(key(pair));
+    out.add(value(pair), true);
   });
   return out;
-}
-
-std::string to_json_line(const MaskedDocument& document) {
-  return fmt::format("{{\"tokens\":[{}],\"mask\":[{}]}}\n", fmt::join(document.tokens, ","),
-                     fmt::join(document.mask, ","));
 }
 
 }  // namespace annulus::data

@@ -13,9 +13,7 @@
 // Document i depends on (seed, i, the options that shape a document) alone, on every machine.
 #pragma once
 
-#include <cstdint>
-#include <string>
-#include <vector>
+#include "data/masked_document.h"
 
 namespace annulus::data {
 
@@ -37,13 +35,6 @@ struct RecallOptions {
   void validate() const;
 };
 
-struct MaskedDocument {
-  std::vector<std::int32_t> tokens;
-  std::vector<std::uint8_t> mask;  // 1: the token is a target
-};
-
 MaskedDocument recall_document(const RecallOptions& options, std::int64_t index);  // validated options; index from 0
-
-std::string to_json_line(const MaskedDocument& document);  // as data/json_lines.h reads it, with the newline
 
 }  // namespace annulus::data

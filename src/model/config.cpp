@@ -79,25 +79,28 @@ void check_divides(const char* key, std::int64_t value, const char* other, std::
   }
 }
 
+// Lists and tiles take memory by these, used or not; beyond them nothing is sparse any more.
+constexpr std::int64_t kMaxSelectBlock = 4096, kMaxSelectCount = 1024;
+
 void validate_nsa(const NsaConfig& n) {
   check_choice("model.nsa.kv", n.kv, std::vector<std::string>{"per_branch", "shared"});
   check_choice("model.nsa.compression", n.compression, std::vector<std::string>{"mlp", "mean"});
   check_choice("model.nsa.rope", n.rope, std::vector<std::string>{"after", "before"});
   check_range("model.nsa.block", n.block, 1, kMaxSize);
   check_range("model.nsa.stride", n.stride, 1, kMaxSize);
-  check_range("model.nsa.hidden", n.hidden, 1, kMaxSize);
-  check_range("model.nsa.select_block", n.select_block, 1, kMaxSize);
-  check_range("model.nsa.select_count", n.select_count, 1, kMaxSize);
+  check_range("model.nsa.hidden", n.hidden, 0, kMaxSize);
+  check_range("model.nsa.select_block", n.select_block, 1, kMaxSelectBlock);
+  check_range("model.nsa.select_count", n.select_count, 1, kMaxSelectCount);
   check_range("model.nsa.init_blocks", n.init_blocks, 0, kMaxSize);
   check_range("model.nsa.local_blocks", n.local_blocks, 1, kMaxSize);
   check_range("model.nsa.window", n.window, 1, kMaxSize);
-  check_divides("model.nsa.stride", n.stride, "model.nsa.block", n.block);
-  check_divides("model.nsa.stride", n.stride, "model.nsa.select_block", n.select_block);
   if (n.block > n.select_block) {
     fail_key("model.nsa.block", fmt::format("{}", n.block),
              fmt::format("at most model.nsa.select_block = {}", n.select_block),
              "shorten block or lengthen select_block");
   }
+  check_divides("model.nsa.stride", n.stride, "model.nsa.block", n.block);
+  check_divides("model.nsa.stride", n.stride, "model.nsa.select_block", n.select_block);
   if (n.select_count < n.init_blocks + n.local_blocks) {
     fail_key("model.nsa.select_count", fmt::format("{}", n.select_count),
              fmt::format("at least init_blocks + local_blocks = {}, which it contains", n.init_blocks + n.local_blocks),

@@ -34,6 +34,8 @@ ncclDataType_t nccl_type(DType dtype) {
       return ncclInt64;
     case DType::u8:
       return ncclUint8;
+    case DType::f16:
+      return ncclFloat16;
   }
   return ncclUint8;
 }

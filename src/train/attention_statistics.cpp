@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ops/ops.h"
+
 namespace annulus::train {
 
 void UnionSum::add(const std::int32_t* selected, std::int64_t rows, std::int64_t kv_heads, std::int64_t count,
@@ -19,6 +21,18 @@ void UnionSum::add(const std::int32_t* selected, std::int64_t rows, std::int64_t
       blocks += static_cast<double>(std::unique(all.begin(), all.end()) - all.begin());
       groups += 1;
     }
+  }
+}
+
+void close_gate(Engine& engine, attention::Branch branch) {
+  constexpr double kShut = -1e4;  // its sigmoid is 0 in every type
+  const auto fill = [&](const model::ParameterStore::Entry& e, double value) {
+    const std::int64_t count = e.count / attention::kNumBranches;  // rows are branch · Hq + head
+    ops::fill(engine.context(), {.y = engine.store().values().rows(e.offset + branch * count, count), .value = value});
+  };
+  for (const auto& e : engine.store().entries()) {
+    if (e.name.ends_with(".self_attn.gate.weight")) fill(e, 0);
+    if (e.name.ends_with(".self_attn.gate.bias")) fill(e, kShut);
   }
 }
 

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "attention/nsa.h"
 #include "train/engine.h"
 
 namespace annulus::train {
@@ -26,6 +27,10 @@ struct UnionSum {
            std::int64_t group);
   double mean() const { return groups > 0 ? blocks / groups : 0; }
 };
+
+// Shuts one branch's gate in every NSA layer: its output counts 0, and the model shows what it was worth. The weights
+// of the gates are overwritten.
+void close_gate(Engine& engine, attention::Branch branch);
 
 // Watches the engine's forward passes for as long as it lives.
 class AttentionWatch {

@@ -209,9 +209,10 @@ int run_bench(const BenchOptions& options, parallel::MpiRuntime& runtime) {
   bench.attention(4096, 12, 3, 64);
   bench.attention(4096, 8, 2, 128);
   bench.attention(65536, 1, 1, 64, "_64k");
-  bench.attention(32768, 8, 1, 64, "_nsa_32k");  // beside its sparse twin
   for (const std::int64_t tokens : {4096, 8192, 16384, 32768, 65536, 131072}) {
-    bench.nsa(tokens, 8, 1, 64, fmt::format("{}k_", tokens / 1024));
+    const std::string length = fmt::format("{}k", tokens / 1024);
+    if (tokens <= 32768) bench.attention(tokens, 8, 1, 64, "_nsa_" + length);  // the dense twin
+    bench.nsa(tokens, 8, 1, 64, length + "_");
   }
   bench.training_step("train_step", gpt2_like(), 1024);
   model::ModelConfig small = gpt2_like();

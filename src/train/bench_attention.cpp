@@ -5,6 +5,7 @@
 #include "attention/nsa.h"
 #include "attention/select.h"
 #include "parallel/ring.h"
+#include "train/attention_statistics.h"
 #include "train/bench_run.h"
 
 namespace annulus::train {
@@ -155,6 +156,15 @@ struct NsaRig : Rig {
                         .d_kv_window = d_kv[2]});
   }
 
+  // Mean number of different blocks of 4 and 8 neighbouring queries.
+  std::string unions() const {
+    UnionSum four, eight;
+    for (auto [sum, group] : {std::pair{&four, 4}, {&eight, 8}}) {
+      sum->add(selected.as<std::int32_t>(), selected.dim(1), selected.dim(2), selected.dim(3), group);
+    }
+    return fmt::format(",\"union_4\":{:.2f},\"union_8\":{:.2f}", four.mean(), eight.mean());
+  }
+
   // Stages, on one rank: lse of a branch stands for its delta too, which changes no time.
   double scale() const { return 1 / std::sqrt(static_cast<double>(q.dim(3))); }
   void band(attn::Branch b, const TensorView& first, const TensorView& last) {
@@ -239,7 +249,11 @@ struct NsaRig : Rig {
 // half of the compressed attention's forward; the whole counts them as part of it.
 void BenchRun::nsa(std::int64_t tokens, std::int64_t heads, std::int64_t kv_heads, std::int64_t dim,
                    const std::string& prefix) {
-  if (!wanted("nsa_" + prefix, true)) return;
+  const auto stage_wanted = [&](const std::string& name) { return wanted("nsa_" + prefix + name, true); };
+  constexpr const char* kStages[] = {"forward",           "backward",         "both",           "compressed_forward",
+                                     "scores_and_top_n",  "selected_forward", "window_forward", "compressed_backward",
+                                     "selected_backward", "window_backward"};
+  if (std::none_of(std::begin(kStages), std::end(kStages), stage_wanted)) return;
   const int ranks = runtime_.world().size();
   const attn::NsaShape nsa = model::NsaConfig{}.shape();
   NsaRig rig(runtime_.world(), {parallel::LayoutKind::zigzag, tokens, ranks, nsa.chunk_multiple(), nsa.min_chunk()},
@@ -262,13 +276,14 @@ void BenchRun::nsa(std::int64_t tokens, std::int64_t heads, std::int64_t kv_head
     return ms;
   };
   const auto measured = [&](const std::string& name, double flops, const std::function<void()>& call) {
-    return add(name, flops, 1e3 * time(call));
+    return stage_wanted(name) ? add(name, flops, 1e3 * time(call)) : 0;
   };
   const double all = compressed + chosen + window;
   const double forward = measured("forward", all, [&] { rig.forward(); });
   const double backward = measured("backward", 2.5 * all, [&] { rig.backward(); });
-  add("both", 3.5 * all, forward + backward);
+  if (forward > 0 && backward > 0) add("both", 3.5 * all, forward + backward);
   if (ranks > 1) return;
+  if (forward == 0) rig.forward();  // the stages read what it leaves
   for (std::int64_t t = 0; t < tokens; ++t) {
     rig.compressed_last.as<std::int32_t>()[t] = static_cast<std::int32_t>(nsa.num_blocks(t + 1) - 1);
     rig.window_first.as<std::int32_t>()[t] = static_cast<std::int32_t>(std::max<std::int64_t>(0, t - nsa.window + 1));
@@ -276,7 +291,7 @@ void BenchRun::nsa(std::int64_t tokens, std::int64_t heads, std::int64_t kv_head
   const auto& zero = rig.batch.document_start;
   const auto& last = rig.batch.global_last;
   measured("compressed_forward", compressed, [&] { rig.band(attn::kCompressed, zero, rig.compressed_last); });
-  measured("scores_and_top_n", compressed / 2, [&] { rig.select(); });
+  if (measured("scores_and_top_n", compressed / 2, [&] { rig.select(); }) > 0) results_.back().extra += rig.unions();
   measured("selected_forward", chosen, [&] { rig.gather(); });
   measured("window_forward", window, [&] { rig.band(attn::kWindow, rig.window_first, last); });
   measured("compressed_backward", 2.5 * compressed,

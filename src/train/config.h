@@ -39,6 +39,7 @@ struct CheckpointConfig {
   std::int64_t every = 500;          // steps; 0: only at the end
   std::int64_t keep = 2;
   std::string resume = "auto";  // auto, none, PATH of a checkpoint
+  std::string init_from;        // a run that resumes from nothing starts with this MODEL's weights; empty: random ones
   bool operator==(const CheckpointConfig&) const = default;
 };
 
@@ -86,6 +87,10 @@ struct RunConfig {
 RunConfig load_config(const std::string& path, const std::vector<std::string>& overrides);
 RunConfig parse_config(const std::string& text, const std::string& name, const std::vector<std::string>& overrides);
 std::string to_toml(const RunConfig& config);  // every key; parse_config(to_toml(c)) == c
-std::string config_docs();                     // docs/config.md: every key with type, default and meaning
+// Keys of [model] that differ, with both values: "model.nsa.window was 16 and is 3".
+std::vector<std::string> model_differences(RunConfig before, RunConfig now);
+// Of a model that no run of ours made: [model], data.tokenizer, train.sequence_length and train.precision only.
+std::string without_recipe(const RunConfig& config);
+std::string config_docs();  // docs/config.md: every key with type, default and meaning
 
 }  // namespace annulus::train

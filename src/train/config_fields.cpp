@@ -56,8 +56,8 @@ void add_model(std::vector<Field>& fields, model::ModelConfig& m) {
           {"block", &n.block, "Tokens per compression block; at most select_block."},
           {"stride", &n.stride, "Tokens between compression blocks; divides block and select_block."},
           {"hidden", &n.hidden, "Width inside the compression MLP. 0: head_dim."},
-          {"select_block", &n.select_block, "Tokens per selection block."},
-          {"select_count", &n.select_count, "Selected blocks per query, the forced ones among them."},
+          {"select_block", &n.select_block, "Tokens per selection block, at most 4096."},
+          {"select_count", &n.select_count, "Selected blocks per query, at most 1024, the forced ones among them."},
           {"init_blocks", &n.init_blocks, "Forced: first blocks of the document."},
           {"local_blocks", &n.local_blocks, "Forced: the query's own block and those before it."},
           {"window", &n.window, "Keys of the sliding-window branch, the query's own among them."}});
@@ -85,7 +85,9 @@ void add_run(std::vector<Field>& fields, RunConfig& c) {
            "Sequences per step, over all replicas; a multiple of data · micro_batch."},
           {"micro_batch", &c.train.micro_batch, "Sequences of a replica in one forward and backward."},
           {"sequence_length", &c.train.sequence_length,
-           "Tokens per sequence; with P > 1 ranks per sequence a multiple of 2P."},
+           "Tokens per sequence; with P > 1 ranks per sequence a multiple of 2P, with sparse layers of 2P · "
+           "select_block, and "
+           "at least 2P · (window - 1)."},
           {"precision", &c.train.precision, "`fp32`, `bf16` (GPU only) or `fp64` (CPU only, for tests)."},
           {"recompute", &c.train.recompute,
            "What backward computes again to save memory: `none`, `keep_attention` (all but attention), `block` (all)."},
@@ -111,7 +113,9 @@ void add_run(std::vector<Field>& fields, RunConfig& c) {
       {{"dir", &c.checkpoint.dir, "The run's folder: checkpoints, metrics.jsonl and the resolved config.toml."},
        {"every", &c.checkpoint.every, "Steps between checkpoints. 0: only at the end."},
        {"keep", &c.checkpoint.keep, "Newest checkpoints kept, at least 2."},
-       {"resume", &c.checkpoint.resume, "`auto` (the newest of dir that verifies), `none`, or a checkpoint's path."}});
+       {"resume", &c.checkpoint.resume, "`auto` (the newest of dir that verifies), `none`, or a checkpoint's path."},
+       {"init_from", &c.checkpoint.init_from,
+        "A checkpoint, run folder or HuggingFace folder whose weights a new run starts with; empty: random weights."}});
   append(fields, "log",
          {{"every", &c.log.every, "Steps per progress line and metrics record."},
           {"bar", &c.log.bar, "A live bar where stdout is a terminal."},
@@ -194,10 +198,14 @@ std::string toml_string(std::string_view text) {
   return out + "\"";
 }
 
-std::string to_toml(const RunConfig& config) {
+namespace {
+
+template <class Wanted>
+std::string write_fields(const RunConfig& config, const Wanted& wanted) {
   RunConfig copy = config;
   std::string text, section;
   for (const Field& field : config_fields(copy)) {
+    if (!wanted(field)) continue;
     if (field.section() != section) {
       text += fmt::format("{}[{}]\n", section.empty() ? "" : "\n", field.section());
       section = field.section();
@@ -205,6 +213,19 @@ std::string to_toml(const RunConfig& config) {
     text += fmt::format("{} = {}\n", field.name(), field.value_toml());
   }
   return text;
+}
+
+}  // namespace
+
+std::string to_toml(const RunConfig& config) {
+  return write_fields(config, [](const Field&) { return true; });
+}
+
+std::string without_recipe(const RunConfig& config) {
+  return write_fields(config, [](const Field& f) {
+    return f.key.starts_with("model.") || f.key == "data.tokenizer" || f.key == "train.sequence_length" ||
+           f.key == "train.precision";
+  });
 }
 
 std::string config_docs() {
@@ -222,6 +243,17 @@ std::string config_docs() {
     text += fmt::format("| {} | {} | `{}` | {} |\n", field.name(), field.expected(), field.value_toml(), field.meaning);
   }
   return text;
+}
+
+std::vector<std::string> model_differences(RunConfig before, RunConfig now) {
+  const auto old_fields = config_fields(before), fields = config_fields(now);
+  std::vector<std::string> out;
+  for (std::size_t i = 0; i < fields.size(); ++i) {
+    if (!fields[i].key.starts_with("model.")) continue;
+    const std::string was = old_fields[i].value_toml(), is = fields[i].value_toml();
+    if (was != is) out.push_back(fmt::format("{} was {} and is {}", fields[i].key, was, is));
+  }
+  return out;
 }
 
 }  // namespace annulus::train

@@ -1,5 +1,7 @@
 #include "train/evaluate.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <numbers>
@@ -137,9 +139,11 @@ void print_result(const Evaluation& e, const std::vector<NsaStatistics>& layers,
         "{{\"loss\":{:.12g},\"perplexity\":{:.9g},\"bits_per_byte\":{},\"accuracy\":{:.9g},\"tokens\":{},"
         "\"window\":{},\"stride\":{},\"by_position\":[{}]{}}}\n",
         e.loss(), e.perplexity(), optional(e.bits_per_byte()), e.accuracy(), e.tokens, window, stride, buckets,
-        options.attention ? attention_json(layers) : "");
+        (options.attention ? attention_json(layers) : "") +
+            (options.without.empty() ? "" : fmt::format(",\"without\":[\"{}\"]", fmt::join(options.without, "\",\""))));
     return;
   }
+  if (!options.without.empty()) fmt::print("without        {}\n", fmt::join(options.without, ", "));
   fmt::print("loss           {:.6f} nats per token\nperplexity     {:.4f}\n", e.loss(), e.perplexity());
   if (e.bytes > 0) fmt::print("bits per byte  {:.4f}\n", e.bits_per_byte());
   fmt::print("accuracy       {:.4f} of the targets have the greatest probability\n", e.accuracy());
@@ -151,6 +155,13 @@ void print_result(const Evaluation& e, const std::vector<NsaStatistics>& layers,
   if (options.attention) print_attention(layers);
 }
 
+attention::Branch branch_named(const std::string& name) {
+  if (name == "compressed") return attention::kCompressed;
+  if (name == "selected") return attention::kSelected;
+  if (name == "window") return attention::kWindow;
+  throw ConfigError("--without " + name + ": expected compressed, selected or window");
+}
+
 }  // namespace
 
 int run_evaluation(const EvaluateOptions& options, parallel::MpiRuntime& runtime) {
@@ -158,6 +169,11 @@ int run_evaluation(const EvaluateOptions& options, parallel::MpiRuntime& runtime
   auto& world = runtime.world();
   const auto checkpoint = open_model(world, options.model);
   RunConfig config = config_of(checkpoint, options.model);
+  if (!has_recipe(config)) {
+    constexpr std::int64_t kLongestWindow = 4096;  // a model's own limit can be more than a host's memory
+    config.train.sequence_length = std::min(config.train.sequence_length, kLongestWindow);
+    config.data.sources = {{options.data.front()}};  // a config names some
+  }
   if (options.sequence_length != 0) config.train.sequence_length = options.sequence_length;
   config.train.precision = !options.precision.empty()         ? options.precision
                            : config.train.precision == "fp64" ? "fp64"
@@ -181,6 +197,11 @@ int run_evaluation(const EvaluateOptions& options, parallel::MpiRuntime& runtime
   session.take_memory();
   std::vector<std::string> notes;
   restore(checkpoint, session.engine(), notes);
+  if (!options.without.empty() && !config.model.has_nsa()) {
+    throw ConfigError(
+        fmt::format("--without {}: the model has no sparse layer, so nothing to shut", options.without.front()));
+  }
+  for (const auto& branch : options.without) close_gate(session.engine(), branch_named(branch));
   std::optional<AttentionWatch> watch;
   if (options.attention) watch.emplace(session.engine());
   const Evaluation result = evaluate(session.engine(), documents, 0, watch ? &*watch : nullptr);

@@ -40,12 +40,13 @@ Evaluation evaluate(Engine& engine, const data::ScoringData& documents, std::int
                     AttentionWatch* watch = nullptr);
 
 struct EvaluateOptions {
-  std::string model;                 // checkpoint or run folder
+  std::string model;                 // checkpoint, run folder or HuggingFace folder
   std::vector<std::string> data;     // files and folders
-  std::int64_t sequence_length = 0;  // 0: the training length
+  std::int64_t sequence_length = 0;  // 0: the training length; without a recipe the model's own limit, at most 4,096
   std::int64_t stride = 0;           // 0: the whole window
   std::string precision;             // empty: fp32, fp64 if the checkpoint is
   bool attention = false;            // what sparse layers do: gates, selected blocks
+  std::vector<std::string> without;  // branches of sparse layers whose gates are shut: compressed, selected, window
   bool json = false;
 };
 

@@ -125,6 +125,7 @@ int run_generation(const GenerateOptions& options, parallel::MpiRuntime& runtime
   set_threads(runtime);
   const auto checkpoint = open_model(world, options.model);
   RunConfig config = config_of(checkpoint, options.model);
+  if (!has_recipe(config)) config.data.sources = {{options.model}};  // a config names some
   const std::int64_t vocab_size = config.model.vocab_size;
   const auto tokenizer = data::make_tokenizer(config.data.tokenizer);
   const std::vector<std::int32_t> prompt = prompt_tokens(options, *tokenizer, vocab_size);

@@ -31,28 +31,6 @@ EngineOptions engine_options(const RunConfig& c, bool training) {
           .optimizer = c.optimizer};
 }
 
-checkpoint::Checkpoint open_model(parallel::Communicator& world, const std::string& path) {
-  if (!checkpoint::is_checkpoint(path) && checkpoint::is_run_folder(path)) {
-    std::vector<std::string> skipped;
-    auto newest = checkpoint::find_newest_collective(world, path, skipped);
-    if (world.rank() == 0) {
-      for (const auto& line : skipped) fmt::print(stderr, "annulus: {}\n", line);
-    }
-    if (newest) return *newest;
-    throw CheckpointError(fmt::format("{}: no checkpoint of this run folder is whole", path));
-  }
-  if (!checkpoint::is_checkpoint(path)) (void)checkpoint::resolve_model_path(path);  // says what is wrong with it
-  return checkpoint::open_collective(world, path);
-}
-
-RunConfig config_of(const checkpoint::Checkpoint& checkpoint, const std::string& path) {
-  if (checkpoint.meta().config.empty()) {
-    throw CheckpointError(
-        fmt::format("{}: the checkpoint holds no run config; it was not written by a training run", path));
-  }
-  return parse_config(checkpoint.meta().config, checkpoint.path() + " (its config)", {});
-}
-
 Session::Session(const RunConfig& config, parallel::MpiRuntime& runtime, bool training)
     : config_(config), ranks_on_host_(runtime.local_size()) {
   const bool gpu =

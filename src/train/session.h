@@ -4,20 +4,15 @@
 #include <memory>
 #include <string>
 
-#include "checkpoint/store.h"
 #include "parallel/mpi_runtime.h"
 #include "train/config.h"
 #include "train/engine.h"
+#include "train/open_model.h"
 
 namespace annulus::train {
 
 DType parse_precision(const std::string& name);  // fp32, bf16, fp64
 EngineOptions engine_options(const RunConfig& config, bool training);
-
-// The checkpoint that MODEL means (a checkpoint folder, or a run folder's newest), verified by all ranks. Collective.
-checkpoint::Checkpoint open_model(parallel::Communicator& world, const std::string& path);
-// The recipe inside it; CheckpointError if there is none.
-RunConfig config_of(const checkpoint::Checkpoint& checkpoint, const std::string& path);
 
 class Session {
  public:

@@ -13,7 +13,7 @@ std::vector<model::ParameterStore::Part> own_parts(const model::ParameterStore& 
 }
 
 // Reads every part of a flat shard buffer through host memory of `read_as`, converting on the way.
-void read_shard(const checkpoint::Checkpoint& from, Engine& engine, const std::string& group, const TensorView& own) {
+void read_shard(const checkpoint::TensorSource& from, Engine& engine, const std::string& group, const TensorView& own) {
   auto& store = engine.store();
   std::vector<std::byte> staging;
   for (const auto& part : own_parts(store)) {
@@ -47,7 +47,7 @@ std::vector<checkpoint::Slice> checkpoint_slices(Engine& engine) {
   return slices;
 }
 
-void check_tensors(const checkpoint::Checkpoint& from, Engine& engine) {
+void check_tensors(const checkpoint::TensorSource& from, Engine& engine) {
   for (const auto& entry : engine.store().entries()) (void)from.require("model", entry.name, entry.shape);
   std::size_t found = 0;
   for (const auto& t : from.tensors()) found += t.group == "model";
@@ -64,26 +64,32 @@ void check_tensors(const checkpoint::Checkpoint& from, Engine& engine) {
   }
 }
 
-void restore(const checkpoint::Checkpoint& from, Engine& engine, std::vector<std::string>& notes) {
+void restore_weights(const checkpoint::TensorSource& from, Engine& engine) {
   check_tensors(from, engine);
   auto& store = engine.store();
-  const std::string first = store.entries().front().name;
-  const std::string weights = from.find("optimizer/master", first) ? "optimizer/master" : "model";
+  const std::string weights = from.weights_group();
   read_shard(from, engine, weights, store.shards().own(store.values()));
   if (engine.options().training) {
     for (const auto& slot : engine.optimizer().slots()) {
-      const std::string group = "optimizer/" + slot.name;
-      if (slot.name == "master") {
-        read_shard(from, engine, weights, slot.state);
-      } else if (from.find(group, first)) {
-        read_shard(from, engine, group, slot.state);
-      } else {
-        notes.push_back(fmt::format("{} holds no {}: it starts at zero", from.path(), group));
-        ops::fill(engine.context(), {.y = slot.state, .value = 0});
-      }
+      if (slot.name == "master") read_shard(from, engine, weights, slot.state);
+      else ops::fill(engine.context(), {.y = slot.state, .value = 0});
     }
   }
   engine.gather_weights();
+}
+
+void restore(const checkpoint::TensorSource& from, Engine& engine, std::vector<std::string>& notes) {
+  restore_weights(from, engine);
+  if (!engine.options().training) return;
+  for (const auto& slot : engine.optimizer().slots()) {
+    if (slot.name == "master") continue;
+    const std::string group = "optimizer/" + slot.name;
+    if (from.find(group, engine.store().entries().front().name)) {
+      read_shard(from, engine, group, slot.state);
+    } else {
+      notes.push_back(fmt::format("{} holds no {}: it starts at zero", from.path(), group));
+    }
+  }
 }
 
 checkpoint::HostCopy host_copy(const ComputeDevice& device, Engine& engine) {

@@ -83,9 +83,9 @@ Trainer::Trainer(const RunConfig& config, parallel::MpiRuntime& runtime)
   parallel::check_equal(runtime_.world(), "training data", std::as_bytes(std::span(fingerprint)));
   if (root()) lock_ = std::make_unique<checkpoint::RunLock>(config_.checkpoint.dir);
   std::vector<std::string> notes;
-  const auto from = find_start(notes);
+  const Start start = find_start(notes);
   session_.take_memory();
-  begin(from, notes);
+  begin(start, notes);
   writer_ = std::make_unique<checkpoint::Writer>(
       runtime_.world(), checkpoint::Writer::Options{config_.checkpoint.dir, static_cast<int>(config_.checkpoint.keep),
                                                     host_copy(session_.device(), engine())});
@@ -103,11 +103,12 @@ Trainer::Trainer(const RunConfig& config, parallel::MpiRuntime& runtime)
 
 Trainer::~Trainer() = default;
 
-std::optional<checkpoint::Checkpoint> Trainer::find_start(std::vector<std::string>& notes) {
+Trainer::Start Trainer::find_start(std::vector<std::string>& notes) {
   auto& world = runtime_.world();
   const std::string& wanted = config_.checkpoint.resume;
   const std::string& dir = config_.checkpoint.dir;
-  std::optional<checkpoint::Checkpoint> from;
+  Start start;
+  auto& from = start.resume;
   if (wanted == "none") {
     if (checkpoint::has_committed(dir)) {
       throw ConfigError(
@@ -120,11 +121,25 @@ std::optional<checkpoint::Checkpoint> Trainer::find_start(std::vector<std::strin
     // Starting anew would cut back the run's metrics and overwrite what can perhaps be saved.
     if (!from && checkpoint::has_committed(dir)) throw no_whole_checkpoint(dir, notes);
   } else {
-    from = open_model(world, wanted);
+    from = open_checkpoint(world, wanted);
   }
-  if (!from) return from;
-  check_tensors(*from, engine());
+  if (!from) {
+    if (config_.checkpoint.init_from.empty()) return start;
+    start.weights = open_model(world, config_.checkpoint.init_from);
+    check_tensors(*start.weights, engine());
+    return start;
+  }
   const checkpoint::Meta& meta = from->meta();
+  for (const auto& text : model_differences(parse_config(meta.config, from->path(), {}), config_)) {
+    notes.push_back(fmt::format("warning: the model is not the checkpoint's: {}", text));
+  }
+  try {
+    check_tensors(*from, engine());
+  } catch (const CheckpointError& error) {
+    std::string text = error.what();
+    for (const auto& line : notes) text += "\n  " + line;
+    throw CheckpointError(text);
+  }
   if (meta.data_fingerprint != data_.fingerprint()) {
     throw ConfigError(
         fmt::format("{}: the run's data has changed since this checkpoint (files, weights, tokenizer or "
@@ -138,13 +153,13 @@ std::optional<checkpoint::Checkpoint> Trainer::find_start(std::vector<std::strin
                     "twice; set it back, or start a new checkpoint.dir",
                     from->path(), meta.seed, seed));
   }
-  return from;
+  return start;
 }
 
-void Trainer::begin(const std::optional<checkpoint::Checkpoint>& from, std::vector<std::string>& notes) {
+void Trainer::begin(const Start& start, std::vector<std::string>& notes) {
   const auto& t = config_.train;
   std::vector<std::int64_t> position;
-  if (from) {
+  if (const auto& from = start.resume) {
     const checkpoint::Meta& meta = from->meta();
     restore(*from, engine(), notes);
     done_ = meta.step;
@@ -159,6 +174,10 @@ void Trainer::begin(const std::optional<checkpoint::Checkpoint>& from, std::vect
         notes.push_back(std::move(line));
       }
     }
+  } else if (start.weights) {
+    restore_weights(*start.weights, engine());
+    notes.push_back(fmt::format("weights from {} (step {}), zero optimiser state", start.weights->path(),
+                                start.weights->meta().step));
   } else {
     engine().initialize(static_cast<std::uint64_t>(t.seed));
   }
@@ -266,7 +285,9 @@ checkpoint::Meta Trainer::meta() const {
           .seed = static_cast<std::uint64_t>(config_.train.seed),
           .precision = config_.train.precision,
           .ranks = runtime_.world().size(),
-          .provenance = "annulus train"};
+          .provenance = config_.checkpoint.init_from.empty()
+                            ? "annulus train"
+                            : fmt::format("annulus train, from the weights of {}", config_.checkpoint.init_from)};
 }
 
 void Trainer::save() {

@@ -30,8 +30,12 @@ class Trainer {
   std::int64_t steps_done() const { return done_; }
 
  private:
-  std::optional<checkpoint::Checkpoint> find_start(std::vector<std::string>& notes);  // checked, nothing taken
-  void begin(const std::optional<checkpoint::Checkpoint>& from, std::vector<std::string>& notes);
+  struct Start {                                   // checked, nothing taken
+    std::optional<checkpoint::Checkpoint> resume;  // or
+    std::optional<Model> weights;                  // or neither
+  };
+  Start find_start(std::vector<std::string>& notes);
+  void begin(const Start& start, std::vector<std::string>& notes);
   bool synchronize_ranks();  // the step's host reduction: true when some rank was told to stop
   void report(const StepResult& result, double seconds);
   void evaluate_validation();

@@ -295,7 +295,7 @@ TEST_F(WriterTest, NewestThatVerifiesAndWhyNotTheOthers) {
   EXPECT_TRUE(is_run_folder(run_.path()));
   EXPECT_FALSE(is_run_folder(run_ / "step-00000003"));
   expect_parts(checkpoint_error([&] { resolve_model_path(run_ / "nowhere"); }), {run_ / "nowhere", "not there"});
-  expect_parts(checkpoint_error([&] { resolve_model_path(run_ / "step-100000000"); }), {"neither", "manifest.json"});
+  expect_parts(checkpoint_error([&] { resolve_model_path(run_ / "step-100000000"); }), {"is none", "manifest.json"});
   std::filesystem::remove_all(run_ / "step-00000001");
   std::filesystem::remove_all(run_ / "step-00000002");
   expect_parts(checkpoint_error([&] { resolve_model_path(run_.path()); }),

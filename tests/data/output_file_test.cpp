@@ -53,7 +53,7 @@ TEST(OutputFile, AnotherFileIsReplacedOnlyIfAsked) {
   file.write("new");
   file.commit();
   EXPECT_EQ(content(path), "new");
-  expect_error<DataError>([&] { OutputFile(folder / "none/a", false); }, {"none/a", "No such file or directory"});
+  expect_error<DataError>([&] { OutputFile(folder / "none/a", false); }, {"none/a", "there is no folder"});
 }
 
 }  // namespace

@@ -128,6 +128,8 @@ TEST(ModelConfig, RefusesNsaRulesBroken) {
       {[](auto& c) { c.nsa.block = 128; }, "model.nsa.block = 128: expected at most model.nsa.select_block = 64"},
       {[](auto& c) { c.nsa.select_count = 2; },
        "model.nsa.select_count = 2: expected at least init_blocks + local_blocks = 3"},
+      {[](auto& c) { c.nsa.select_count = 1025; }, "model.nsa.select_count = 1025: expected an integer from 1 to 1024"},
+      {[](auto& c) { c.nsa.select_block = 1 << 20; }, "model.nsa.select_block = 1048576: expected an integer from 1"},
       {[](auto& c) { c.nsa.local_blocks = 0; }, "model.nsa.local_blocks = 0"},
       {[](auto& c) { c.nsa.init_blocks = -1; }, "model.nsa.init_blocks = -1"},
       {[](auto& c) { c.nsa.window = 0; }, "model.nsa.window = 0"},

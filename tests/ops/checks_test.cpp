@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/device_memory.h"
+#include "ops/cpu/blas_core.h"
 #include "ops/ops.h"
 
 namespace annulus::testing {
@@ -217,6 +218,17 @@ TEST_F(Checks, OperationsPollForMessages) {
   ctx.progress = [] { ++polls; };
   ops::scale(ctx, {view(a, {4}), 2});
   EXPECT_EQ(polls, 1);
+}
+
+TEST(BlasCore, OnlyOldKernelsAreReplaced) {
+  using ops::cpu::better_blas_core;
+  EXPECT_EQ(better_blas_core("Prescott", {.avx512 = true, .avx2 = true}), "SkylakeX");
+  EXPECT_EQ(better_blas_core("Prescott", {.avx512 = false, .avx2 = true}), "Haswell");
+  EXPECT_EQ(better_blas_core("Sandybridge", {.avx512 = true, .avx2 = true}), "SkylakeX");
+  EXPECT_EQ(better_blas_core("Prescott", {}), "");
+  for (const char* known : {"SkylakeX", "Cooperlake", "Sapphirerapids", "Haswell", "Zen"}) {
+    EXPECT_EQ(better_blas_core(known, {.avx512 = true, .avx2 = true}), "") << known;
+  }
 }
 
 }  // namespace

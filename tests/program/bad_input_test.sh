@@ -131,7 +131,7 @@ said_once
 # ---- checkpoints
 expect 0 'saved' train 2 good
 evaluate() { expect "$1" "$2" ranks 2 "$program" evaluate "$3" --data held_out.txt "${@:4}"; }
-evaluate 4 'nothing: is neither; wanted a checkpoint' nothing
+evaluate 4 'nothing: is none; wanted a checkpoint' nothing
 said_once
 evaluate 4 'nowhere: is not there; wanted a checkpoint' nowhere
 said_once

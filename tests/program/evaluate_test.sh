@@ -67,4 +67,12 @@ score 2 --data held_out.txt data --sequence-length 48
 [ "$(field tokens)" -gt "$bytes" ] || fail "the second source is missing" out
 expect 0 'bits per byte' ranks 2 "$program" evaluate run/step-00000040 --data held_out.txt
 said "accuracy       $(printf %.4f "$accuracy") of the targets" "tokens scored  $bytes" 'window 96, stride 96'
+
+# ---- sparse layers
+expect 2 '--without window: the model has no sparse layer' "$program" evaluate run --data held_out.txt --without window
+expect 0 'saved' train 2 sparse --set model.attention=nsa --set model.nsa.block=8 --set model.nsa.stride=4 \
+  --set model.nsa.select_block=8 --set model.nsa.select_count=4 --set model.nsa.window=9 --set train.steps=5
+expect 0 '"without":["selected","window"]}' ranks 2 "$program" evaluate sparse --data held_out.txt --json \
+  --without selected --without window
+expect 0 'without        compressed' "$program" evaluate sparse --data held_out.txt --without compressed
 finish

@@ -23,11 +23,22 @@ tokens() { sed 's/.*"tokens":\[\([^]]*\)\].*/\1/' "$1"; }
 [ "$(tokens e.jsonl | cut -d, -f21-49 | tr , '\n' | awk '$1 < 20' | wc -l)" -eq $((5 * 29)) ] ||
   fail "no gap of 29 filler tokens" e.jsonl
 
+# ---- passkey
+expect 0 '{"documents":6,"tokens":1200,"targets":30,"format":"jsonl, tokens and mask"}' \
+  "$program" prepare passkey p.jsonl --documents 6 --length 200 --depth 0.5 --json
+expect 2 '99999999999999999999: expected an integer' "$program" prepare passkey q.jsonl --seed 99999999999999999999
+expect 3 'there is no folder no/where; make it first' "$program" prepare passkey no/where/q.jsonl
+expect 2 'p.jsonl exists' "$program" prepare passkey p.jsonl
+expect 2 '--depth = 2: expected a share of the filler' "$program" prepare passkey q.jsonl --depth 2
+[ ! -e q.jsonl ] || fail "a refused file is there"
+
 # ---- train and evaluate on it
 tiny_run
 expect 0 'saved run/step-00000010' train 2 run --set 'data.sources=["a.jsonl"]' --set 'data.validation=["c.jsonl"]' \
   --set data.tokenizer=none --set model.vocab_size=64 --set train.sequence_length=48 --set train.steps=10
 said 'eval 10 | loss' '160 tokens'
+expect 0 'saved bytes' train 1 bytes --set 'data.sources=["p.jsonl"]' --set train.sequence_length=200 --set train.steps=5
+expect 0 '"tokens":30,"window":200' ranks 2 "$program" evaluate bytes --data p.jsonl --json
 expect 0 '"tokens":160,"window":48' ranks 2 "$program" evaluate run --data c.jsonl --json
 
 # ---- refused: nothing is written, and what was there stays
@@ -40,7 +51,7 @@ refused() { # CODE TEXT ARGUMENTS...
 refused 2 'a.jsonl exists; name another file, or replace it with --force' a.jsonl "${small[@]}"
 cmp a.jsonl b.jsonl || fail "the file that was there has changed"
 refused 2 'DST = f.txt: expected a name that ends in .jsonl' f.txt
-refused 3 'none/f.jsonl cannot be written: open: No such file or directory' none/f.jsonl
+refused 3 'none/f.jsonl cannot be written: there is no folder none; make it first' none/f.jsonl
 refused 2 '--length = 100: expected at least 16 tokens for the pairs + 89 of --gap-min 90 + 16 for the queries = 121; --length 121 or --gap-min 69 would fit' \
   f.jsonl --length 100 --gap-min 90
 refused 2 '--pairs = 30: expected at most 15, the number of keys that --vocab 32 has' f.jsonl --vocab 32 --pairs 30

@@ -50,6 +50,20 @@ have_steps 15 20 parts
 diff <(steps_of whole | tail -n 6) <(steps_of parts) >differ || fail "two sources: losses differ" differ
 [ "$(positions_of parts)" = 30,10 ] || fail "40 samples of weights 3 and 1 are not 30 and 10"
 
+# Sparse layers: the same bits on the same ranks, the same losses on others; a model that is not the checkpoint's is said.
+nsa=(--set 'model.attention=["dense", "nsa"]' --set model.nsa.block=8 --set model.nsa.stride=4 --set model.nsa.select_block=8
+  --set model.nsa.select_count=4 --set model.nsa.window=9)
+expect 0 'saved' train 2 sparse "${nsa[@]}"
+mkdir sparse-2 sparse-3 sparse-other
+for run in sparse-2 sparse-3 sparse-other; do cp -r sparse/step-00000010 sparse/metrics.jsonl "$run"; done
+expect 0 'going on from sparse-2/step-00000010' train 2 sparse-2 "${nsa[@]}"
+diff <(steps_of sparse) <(steps_of sparse-2) >differ || fail "sparse losses differ" differ
+diff <(weights_of sparse/step-00000020) <(weights_of sparse-2/step-00000020) >differ || fail "sparse weights differ" differ
+expect 0 'going on from sparse-3/step-00000010' train 3 sparse-3 "${nsa[@]}"
+same_losses 1e-4 sparse-3 sparse 11
+expect 0 'model.nsa.window was 9 and is 5' train 2 sparse-other "${nsa[@]}" --set model.nsa.window=5
+expect 4 'model.nsa.block was 8 and is 4' train 2 sparse-other "${nsa[@]}" --set model.nsa.block=4
+
 # What would repeat or skip samples is refused; a run that is done says so.
 expect 2 'train.seed was 0 and is 5' train 2 parts "${two[@]}" --set train.seed=5
 expect 2 "the run's data has changed since this checkpoint" train 2 parts

@@ -71,8 +71,8 @@ TEST(ConfigFields, HaveEveryMember) {
     EXPECT_EQ(count["schedule"], 4);
   }
   {
-    [[maybe_unused]] auto& [a, b, d, e] = c.checkpoint;
-    EXPECT_EQ(count["checkpoint"], 4);
+    [[maybe_unused]] auto& [a, b, d, e, f] = c.checkpoint;
+    EXPECT_EQ(count["checkpoint"], 5);
   }
   {
     [[maybe_unused]] auto& [a, b, d] = c.log;

@@ -81,6 +81,7 @@ void fill(Context&, const Fill& args) {
     case DType::u8:
       return fill_with<std::uint8_t>(args.y, args.value);
     case DType::bf16:
+    case DType::f16:
       break;
   }
   ANNULUS_CHECK(false, "a CPU operation got {}", name_of(args.y.dtype));

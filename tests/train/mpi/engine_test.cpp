@@ -57,6 +57,40 @@ TEST(Engine, BytesSentPerLayerAreTheFormula) {
   }
 }
 
+// Halos of 2 chunks' edges in zigzag order, 1 in contiguous order, the ring of selected K, V, and compressed rows alone
+// gathered: the formulas of spec/sequence_parallel.md.
+TEST(Engine, BytesSentPerSparseLayerAreTheFormula) {
+  SmallRun run{.model = small_nsa_model(), .tokens = 96, .documents = {}};
+  const auto& nsa = run.model.nsa;
+  for (const auto layout : {parallel::LayoutKind::zigzag, parallel::LayoutKind::contiguous}) {
+    for (const auto dtype : {DType::f64, DType::f32}) {
+      run.layout = layout;
+      run.dtype = dtype;
+      Rig rig(run);
+      const std::int64_t ranks = rig.mesh.size("sequence"), layers = run.model.num_hidden_layers;
+      const std::int64_t tokens = rig.engine.layout().local_tokens();
+      const std::int64_t row = 2 * run.batch * run.model.num_key_value_heads * run.model.head_dim *
+                               static_cast<std::int64_t>(size_of(dtype));  // of K and V, all sequences
+      const std::int64_t messages = ranks == 1 ? 0 : layout == parallel::LayoutKind::zigzag ? 2 : 1;
+      const std::int64_t halos = messages * row * (nsa.block - nsa.stride + nsa.window - 1);
+      const std::int64_t ring = row * tokens * (ranks - 1), gathered = row * (tokens / nsa.stride) * (ranks - 1);
+      const auto& kv_ring = rig.mesh.kv_ring().counters();
+      const auto& axis = rig.mesh.device("sequence").counters();
+      const std::int64_t shifted = kv_ring.shift, collected = axis.all_gather, scattered = axis.reduce_scatter;
+      (void)rig.engine.losses();
+      EXPECT_EQ(kv_ring.shift - shifted, layers * (halos + ring));
+      EXPECT_EQ(axis.all_gather - collected, layers * gathered);
+      rig.engine.zero_gradients();
+      rig.forward_backward(1);
+      // Forward again; backward fetches all of it once more and returns the halos' gradients by the way they came.
+      EXPECT_EQ(kv_ring.shift - shifted, layers * (4 * halos + 3 * ring));
+      EXPECT_EQ(axis.all_gather - collected, 3 * layers * gathered);
+      EXPECT_EQ(axis.reduce_scatter - scattered, layers * gathered);
+      EXPECT_EQ(rig.mesh.dkv_ring().counters().shift, ranks > 1 ? layers * row * tokens * ranks : 0);
+    }
+  }
+}
+
 // A window of 3 tokens is seen by neighbouring chunks alone: with 4 ranks in zigzag order hops 1 and 3 remain.
 TEST(Engine, HopsThatNobodyNeedsAreNotSent) {
   SmallRun run{.model = small_model(), .documents = {}};
@@ -70,55 +104,88 @@ TEST(Engine, HopsThatNobodyNeedsAreNotSent) {
             needed[runtime().world().size()] * run.model.num_hidden_layers);
 }
 
-TEST(Engine, SteadyStepAllocatesNothing) {
-  SmallRun run{.model = small_model(), .tokens = 192, .documents = {}};
-  Rig rig(run);
-  std::int64_t commits = 0, bytes = 0;
-  for (std::int64_t k = 1; k <= 6; ++k) {
-    if (k == 3) {
-      commits = Arena::num_commits();
-      bytes = heap_bytes();
-    }
-    rig.engine.zero_gradients();
-    rig.forward_backward(1e-3);
-    (void)rig.engine.optimizer_step(1e-3, 1.0, k);
+class EngineOf : public ::testing::TestWithParam<model::AttentionKind> {
+ protected:
+  static model::ModelConfig config() {
+    return GetParam() == model::AttentionKind::nsa ? small_nsa_model() : small_model();
   }
-  EXPECT_EQ(Arena::num_commits(), commits);
-  // Handles and lists of hops are a few bytes a call; no tensor (at least T · H · 8 bytes) is among them.
-  const std::int64_t tensor = run.tokens / runtime().world().size() * run.model.hidden_size * 8;
-  EXPECT_LT((heap_bytes() - bytes) / 4, tensor);
+};
+INSTANTIATE_TEST_SUITE_P(Attention, EngineOf,
+                         ::testing::Values(model::AttentionKind::dense, model::AttentionKind::nsa),
+                         [](const auto& i) { return i.param == model::AttentionKind::nsa ? "nsa" : "dense"; });
+
+// What a step asks of the heap are handles and lists of hops, some kilobytes that do not grow with the sequence.
+TEST_P(EngineOf, SteadyStepAllocatesNoTensor) {
+  const auto bytes_per_step = [](std::int64_t tokens) {
+    SmallRun run{.model = config(), .tokens = tokens, .documents = {}};
+    Rig rig(run);
+    std::int64_t commits = 0, bytes = 0;
+    for (std::int64_t k = 1; k <= 6; ++k) {
+      if (k == 3) {
+        commits = Arena::num_commits();
+        bytes = heap_bytes();
+      }
+      rig.engine.zero_gradients();
+      rig.forward_backward(1e-3);
+      (void)rig.engine.optimizer_step(1e-3, 1.0, k);
+    }
+    EXPECT_EQ(Arena::num_commits(), commits);
+    return (heap_bytes() - bytes) / 4;
+  };
+  const std::int64_t growth = bytes_per_step(384) - bytes_per_step(96);  // of texts that hold numbers
+  EXPECT_LT(growth, 4 * (384 - 96) / 4) << "as much as one number a token";
+}
+
+struct Planned {
+  std::int64_t activations = 0, scratch = 0;
+};
+
+// Of a rank among so many, 64 tokens each.
+Planned planned(const SmallRun& run, int ranks) {
+  const auto mesh = parallel::Mesh::planned({{"data", 1}, {"sequence", ranks}});
+  train::Engine engine(make_compute_device(DeviceKind::cpu), *mesh,
+                       {.model = run.model,
+                        .dtype = run.dtype,
+                        .layout = run.layout,
+                        .sequence_length = 64 * ranks,
+                        .batch = 1,
+                        .training = true,
+                        .recompute = run.recompute,
+                        .deterministic = true,
+                        .optimizer = {}});
+  engine.plan();
+  Planned out;
+  for (const Arena* arena : engine.arenas()) {
+    if (arena->name() == "activations") out.activations = arena->planned_bytes();
+    if (arena->name() == "scratch") out.scratch = arena->planned_bytes();
+  }
+  return out;
 }
 
 TEST(Engine, PlannedMemoryIsIndependentOfRanks) {
-  SmallRun run{.model = small_model(), .documents = {}};
-  std::vector<std::int64_t> activations, scratch;
-  for (const int ranks : {2, 8}) {
-    const auto mesh = parallel::Mesh::planned({{"data", 1}, {"sequence", ranks}});
-    train::Engine engine(make_compute_device(DeviceKind::cpu), *mesh,
-                         {.model = run.model,
-                          .dtype = run.dtype,
-                          .layout = run.layout,
-                          .sequence_length = 64 * ranks,
-                          .batch = 1,
-                          .training = true,
-                          .recompute = run.recompute,
-                          .deterministic = true,
-                          .optimizer = {}});
-    engine.plan();
-    for (const Arena* arena : engine.arenas()) {
-      if (arena->name() == "activations") activations.push_back(arena->planned_bytes());
-      if (arena->name() == "scratch") scratch.push_back(arena->planned_bytes());
-    }
-  }
-  EXPECT_EQ(activations[0], activations[1]);
+  const SmallRun run{.model = small_model(), .documents = {}};
+  const Planned two = planned(run, 2), eight = planned(run, 8);
+  EXPECT_EQ(two.activations, eight.activations);
   // P = 2 has one visiting buffer, P = 8 two.
   const std::int64_t visiting = 2 * 64 * run.model.num_key_value_heads * run.model.head_dim * 8;
-  EXPECT_LE(scratch[1] - scratch[0], visiting + 256);
+  EXPECT_LE(eight.scratch - two.scratch, visiting + 256);
 }
 
-TEST(Engine, RecomputationChangesMemoryAndNoBit) {
-  SmallRun run{.model = small_model(), .dtype = DType::f32, .documents = {}};
-  run.documents = {19, 29};
+// Of the whole sequence a rank holds compressed rows alone: gathered keys and values, their gradients and the buffer of
+// the collective, each 1/16 of the raw ones here.
+TEST(Engine, PlannedMemoryOfSparseLayersGrowsByCompressedRowsAlone) {
+  SmallRun run{.model = small_nsa_model(), .documents = {}};
+  run.model.nsa.block = run.model.nsa.stride = run.model.nsa.select_block = 16;
+  const Planned two = planned(run, 2), eight = planned(run, 8);
+  EXPECT_EQ(two.activations, eight.activations);
+  const std::int64_t raw = 2 * 64 * run.model.num_key_value_heads * run.model.head_dim * 8;  // of one rank's tokens
+  const std::int64_t visiting = raw, compressed = raw / 16;
+  EXPECT_LE(eight.scratch - two.scratch, visiting + 6 * 3 * compressed + 4 * 256);
+}
+
+TEST_P(EngineOf, RecomputationChangesMemoryAndNoBit) {
+  SmallRun run{.model = config(), .dtype = DType::f32, .tokens = 96, .documents = {}};
+  run.documents = {41, 55};
   const int ranks = runtime().world().size();
   const Whole kept = run_step(run, runtime().world(), 1, ranks);
   std::int64_t last = INT64_MAX;
@@ -131,8 +198,8 @@ TEST(Engine, RecomputationChangesMemoryAndNoBit) {
   }
 }
 
-TEST(Engine, RepeatsGiveTheSameBits) {
-  SmallRun run{.model = small_model(), .dtype = DType::f32, .tokens = 96, .documents = {}};
+TEST_P(EngineOf, RepeatsGiveTheSameBits) {
+  SmallRun run{.model = config(), .dtype = DType::f32, .tokens = 96, .documents = {}};
   const int ranks = runtime().world().size();
   const Whole first = run_step(run, runtime().world(), 1, ranks);
   for (int i = 0; i < 3; ++i) {

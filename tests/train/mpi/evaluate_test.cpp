@@ -137,5 +137,29 @@ TEST(Evaluate, AccuracyCountsTargetsByPosition) {
   }
 }
 
+// A branch whose gate is shut has no say: whatever its values' projection holds, the losses are the same bits.
+TEST(Evaluate, AShutGateSilencesItsBranchAlone) {
+  const SmallRun run{.model = small_nsa_model(), .tokens = 96, .documents = {}};
+  const HostBatch batch = make_batch(run, 0, 2);
+  const char* prefixes[] = {".cmp_v_proj.weight", ".slc_v_proj.weight", ".win_v_proj.weight"};
+  for (const auto shut : {attention::kCompressed, attention::kSelected, attention::kWindow}) {
+    for (int changed = 0; changed < attention::kNumBranches; ++changed) {
+      Rig rig(run.model, run.tokens);
+      train::close_gate(rig.engine, shut);
+      const auto losses = [&] {
+        rig.engine.load({batch.tokens, batch.targets, batch.start});
+        const auto out = rig.engine.losses();
+        return std::vector<double>(out.begin(), out.end());
+      };
+      const auto before = losses();
+      for (const auto& e : rig.engine.store().entries()) {
+        double* values = rig.engine.store().values().as<double>() + e.offset;
+        if (e.name.ends_with(prefixes[changed])) std::for_each(values, values + e.count, [](double& x) { x *= -3; });
+      }
+      EXPECT_EQ(losses() == before, changed == shut) << shut << ", " << prefixes[changed];
+    }
+  }
+}
+
 }  // namespace
 }  // namespace annulus::testing

@@ -124,7 +124,7 @@ class Consumer {
     }
     skip(tiles - above - mine);
     finish(o, state);
-    release(&m_.tile_empty[slot_]);
+    arrive(&m_.tile_empty[slot_]);
   }
 
   __device__ __forceinline__ void await(Barrier* full, Stage<S::kStages> at) const {

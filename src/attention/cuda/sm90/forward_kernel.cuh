@@ -20,8 +20,8 @@ __global__ void __launch_bounds__(S::kThreads, 1) band_forward_kernel(const __gr
     if (shared_address(shared) % 1024 != 0) __trap();
     constexpr int kReaders = 4 * S::kConsumers;  // warps
     for (int i = 0; i < 2; ++i) {
-      barrier_init(&m.tile_full[i], 1);
-      barrier_init(&m.tile_empty[i], kReaders);
+      barrier_init(&m.tile_full[i], 32);  // every thread that writes or reads tiles arrives, as racecheck expects
+      barrier_init(&m.tile_empty[i], 128 * S::kConsumers);
     }
     barrier_init(&m.q_read, kReaders);
     for (int i = 0; i < S::kStages; ++i) {

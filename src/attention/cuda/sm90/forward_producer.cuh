@@ -88,16 +88,16 @@ __device__ __forceinline__ void produce(const ForwardParams& p, ForwardMemory<S>
     const std::uint32_t at = slot.index();
     wait(&m.tile_empty[at], slot.parity() ^ 1);
     if (index >= p.tiles) {
-      if (lane == 0) {
-        m.tile[at].row0 = -1;
-        arrive(&m.tile_full[at]);
-      }
+      if (lane == 0) m.tile[at].row0 = -1;
+      arrive(&m.tile_full[at]);
       return;
     }
     ForwardTile tile = tile_at(p, index, S::kRows);
     load_bounds<S>(p, tile, m.first[at], m.last[at]);
     __syncwarp();
-    if (lane == 0) {
+    if (lane != 0) {
+      arrive(&m.tile_full[at]);
+    } else {
       tile.key_from = m.first[at][0];
       tile.key_to = m.last[at][S::kRows - 1];
       m.tile[at] = tile;
