@@ -33,7 +33,7 @@ endif()
 
 # program/<name>_test.sh PROGRAM [CONFIGS]: the whole program, under mpirun and alone, as people run it. Wall time is
 # that of starting some hundred small jobs.
-foreach(name cli equal_runs resume crash_save signals bad_input full_disk evaluate prepare uptrain convert)
+foreach(name cli equal_runs resume crash_save signals bad_input full_disk evaluate prepare uptrain convert generate)
   add_test(NAME program_${name}
            COMMAND bash ${CMAKE_CURRENT_SOURCE_DIR}/program/${name}_test.sh $<TARGET_FILE:annulus> ${CMAKE_SOURCE_DIR}/configs)
   set_tests_properties(program_${name} PROPERTIES TIMEOUT 600 PROCESSORS 2 ENVIRONMENT "${MPI_ENVIRONMENT}")

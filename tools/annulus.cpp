@@ -40,6 +40,7 @@ struct Options {  // parsed values, alive for as long as the Action
   TrainCommand train;
   train::UptrainOptions uptrain;
   train::EvaluateOptions evaluate;
+  train::GenerateOptions generate;
   PlanCommand plan;
   train::BenchOptions bench;
   ConvertCommand convert;
@@ -133,6 +134,35 @@ void add_evaluate(CLI::App& app, Options& o, Action& action) {
       ->allow_extra_args(false);
   c->add_flag("--json", o.evaluate.json, "Print the result as one line of JSON");
   c->callback([&] { action.collective = [&](auto& runtime) { return train::run_evaluation(o.evaluate, runtime); }; });
+}
+
+void add_generate(CLI::App& app, Options& o, Action& action) {
+  CLI::App* c = add_command(app, "generate", "Continue a prompt with a model, on the CPU, as one process",
+                            "Stops at the end of the document, after --max-new tokens, or where the context is full.\n"
+                            "Text goes to stdout, speed to stderr. The same seed gives the same draws.\n"
+                            "Example: annulus generate runs/quickstart --prompt 'A hacker is' --temperature 0.8");
+  train::GenerateOptions& g = o.generate;
+  c->add_option("model", g.model, kModelHelp)->required()->type_name("MODEL");
+  CLI::Option* prompt = c->add_option("--prompt", g.prompt, "Text to continue")->type_name("TEXT");
+  c->add_option("--tokens", g.tokens, "Or token ids, as they stand")->type_name("ID,ID,…");
+  c->add_option("--max-new", g.max_new, "New tokens, at most")->type_name("N")->check(kPositive)->capture_default_str();
+  c->add_option("--temperature", g.sampling.temperature,
+                "Logits are divided by it before the draw; 0: always the most probable token")
+      ->type_name("T")
+      ->capture_default_str();
+  c->add_option("--top-p", g.sampling.top_p, "Draw from the most probable tokens that together have this probability")
+      ->type_name("P")
+      ->capture_default_str();
+  c->add_option("--seed", g.sampling.seed, "Another seed draws other tokens")->type_name("N")->capture_default_str();
+  c->add_option("--sequence-length", g.sequence_length,
+                "Tokens that the model may see, prompt included; the training length if left out")
+      ->type_name("S")
+      ->check(kPositive);
+  c->add_flag("--json", g.json, "Print tokens, text, speed and cache bytes as one line of JSON");
+  c->callback([&o, &action, prompt] {
+    o.generate.has_prompt = prompt->count() > 0;
+    action.collective = [&o](auto& runtime) { return train::run_generation(o.generate, runtime); };
+  });
 }
 
 void add_plan(CLI::App& app, Options& o, Action& action) {
@@ -367,6 +397,7 @@ int run(int argc, char** argv) {
   add_train(app, options, action);
   add_uptrain(app, options, action);
   add_evaluate(app, options, action);
+  add_generate(app, options, action);
   add_plan(app, options, action);
   add_bench(app, options, action);
   add_convert(app, options, action);

@@ -10,6 +10,7 @@
 #include "parallel/mpi_runtime.h"
 #include "train/bench.h"
 #include "train/evaluate.h"
+#include "train/generate.h"
 #include "train/uptrain.h"
 
 namespace annulus::tools {

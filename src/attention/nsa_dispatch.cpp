@@ -159,6 +159,21 @@ void check(const Context& ctx, const SelectedBackward& a) {
   is.tensor("d_v", a.d_v, stat, a.k.shape);
 }
 
+void check(const Context& ctx, const GatherBlocks& a) {
+  const Checker is(ctx, "gather_blocks");
+  is.working(a.k, "k");
+  if (a.k.shape.rank() != 4 || a.k.dim(0) != 1) is.fail("k", a.k, "[1, S, Hkv, D]");
+  if (a.k_out.shape.rank() != 4) is.fail("k_out", a.k_out, "[1, R, Hkv, D]");
+  is.tensor("k", a.k, a.k.dtype, a.k.shape);
+  is.tensor("v", a.v, a.k.dtype, a.k.shape);
+  is.tensor("k_out", a.k_out, a.k.dtype, {1, a.k_out.dim(1), a.k.dim(2), a.k.dim(3)});
+  is.tensor("v_out", a.v_out, a.k.dtype, a.k_out.shape);
+  if (a.selected.shape.rank() != 4) is.fail("selected", a.selected, "[1, 1, Hkv, n]");
+  is.tensor("selected", a.selected, DType::i32, {1, 1, a.k.dim(2), a.selected.dim(3)});
+  ANNULUS_CHECK(a.select_block >= 1 && a.k_out.dim(1) <= a.selected.dim(3) * a.select_block,
+                "gather_blocks: {} rows of {} blocks of {} tokens", a.k_out.dim(1), a.selected.dim(3), a.select_block);
+}
+
 }  // namespace
 
 #define ANNULUS_DISPATCH_OP(name, Args)                                                           \

@@ -59,11 +59,20 @@ struct SelectedBackward {
   double scale = 1;
 };
 
+// The blocks that one row selects, copied together: of KV head h, row i of k_out, v_out [1, R, Hkv, D] is token
+// selected[h][i / l'] · l' + i mod l' of k, v [1, S, Hkv, D]. selected [1, 1, Hkv, n] names a block for each of the R
+// rows, all inside k.
+struct GatherBlocks {
+  TensorView k, v, selected, k_out, v_out;
+  std::int64_t select_block = 0;
+};
+
 // clang-format off
 #define ANNULUS_SELECT_OPS(X)              \
   X(select_blocks, SelectBlocks)           \
   X(selected_forward, SelectedForward)     \
-  X(selected_backward, SelectedBackward)
+  X(selected_backward, SelectedBackward)   \
+  X(gather_blocks, GatherBlocks)
 // clang-format on
 
 #define ANNULUS_DECLARE_OP(name, Args) void name(Context& ctx, const Args& args);

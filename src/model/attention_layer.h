@@ -6,6 +6,7 @@
 
 #include "attention/attention.h"
 #include "model/layers.h"
+#include "model/row_cache.h"
 
 namespace annulus::model {
 
@@ -17,6 +18,19 @@ class SavedAllocator {
   virtual ~SavedAllocator() = default;
   virtual TensorView keep(const char* name, DType dtype, const Shape& shape) = 0;       // activations
   virtual TensorView attention(const char* name, DType dtype, const Shape& shape) = 0;  // attention's output and lse
+};
+
+// T new tokens of one sequence, behind those that a cache holds.
+struct CachedRows {
+  std::int64_t position = 0;        // of the first
+  TensorView token, start;          // [1, T] i32: each row's token in the sequence; 0, the first token of its document
+  TensorView window_first;          // [1, T] i32: first token that a dense layer's row sees
+  TensorView table_cos, table_sin;  // [capacity, D/2] stat: RoPE by position
+  TensorView selected;              // [1, T, Hkv, n] i32, for sparse layers to write; empty where there are none
+
+  std::int64_t count() const { return token.dim(1); }
+  TensorView cos() const { return table_cos.rows(position, count()); }
+  TensorView sin() const { return table_sin.rows(position, count()); }
 };
 
 class AttentionLayer {
@@ -46,6 +60,15 @@ class AttentionLayer {
   // From now on these blocks [B, T, Hkv, n] are attended to instead of the best ones (empty: choose again). Gradient
   // checks and comparisons of precisions need it: a choice is not continuous. The memory is the caller's.
   virtual void pin_selection(const TensorView&) {}
+  // Generation: a forward pass over new tokens of one sequence that keeps what later tokens need of them (K, V). Not
+  // collective. Equal to forward()'s rows up to rounding, however the sequence is cut.
+  struct Cache {
+    virtual ~Cache() = default;
+  };
+  virtual std::unique_ptr<Cache> allocate_cache(Arena& arena, const CacheSizes& sizes) const = 0;
+  // x [T, H] -> y [T, H]; what is needed on the way is taken from ctx.scratch.
+  virtual View forward_cached(Context& ctx, const CachedRows& rows, const TensorView& x, const TensorView& y,
+                              Cache& cache) const = 0;
   // Floating-point operations of the attention products themselves, forward, per sequence of S tokens (all ranks).
   virtual double attention_flops(std::int64_t tokens) const = 0;
 };

@@ -84,6 +84,24 @@ void Block::backward(Context& ctx, const SequenceBatch& sequence, Saved& s, Reco
   norm1_.backward(ctx, d_norm, s.x, s.rstd1, d_x, GradMode::accumulate);
 }
 
+AttentionLayer::View Block::forward_cached(Context& ctx, const CachedRows& in, const TensorView& x,
+                                           AttentionLayer::Cache& cache) const {
+  ctx.at(Phase::forward, layer_);
+  const Arena::Scope scope(*ctx.scratch);
+  const std::int64_t rows = in.count();
+  const TensorView norm = ctx.scratch->allocate("norm", x.dtype, x.shape);
+  const TensorView delta = ctx.scratch->allocate("sublayer output", x.dtype, x.shape);
+  const RmsNorm::Saved rstd{ctx.scratch->allocate("norm rstd", stat_type(x.dtype), {rows})};
+  norm1_.forward(ctx, x, norm, rstd);
+  const AttentionLayer::View view = attention_->forward_cached(ctx, in, norm, delta, cache);
+  ops::add(ctx, {.a = x, .b = delta, .y = x});
+  norm2_.forward(ctx, x, norm, rstd);
+  auto inner = [&](const char* name) { return ctx.scratch->allocate(name, x.dtype, {rows, intermediate_size_}); };
+  mlp_.forward(ctx, norm, delta, {.gate = inner("mlp gate"), .up = inner("mlp up"), .act = inner("mlp act")});
+  ops::add(ctx, {.a = x, .b = delta, .y = x});
+  return view;
+}
+
 void Block::visit_parameters(const ParameterVisitor& visit) {
   norm1_.visit_parameters(visit);
   attention_->visit_parameters(visit);

@@ -37,6 +37,12 @@ class Block {
   void backward(Context& ctx, const SequenceBatch& sequence, Saved& saved, Recompute policy,
                 const TensorView& d_x) const;
   void visit_parameters(const ParameterVisitor& visit);
+  // Generation (AttentionLayer::forward_cached): x [T, H] becomes the block's output.
+  std::unique_ptr<AttentionLayer::Cache> allocate_cache(Arena& arena, const CacheSizes& sizes) const {
+    return attention_->allocate_cache(arena, sizes);
+  }
+  AttentionLayer::View forward_cached(Context& ctx, const CachedRows& rows, const TensorView& x,
+                                      AttentionLayer::Cache& cache) const;
   double attention_flops(std::int64_t tokens) const { return attention_->attention_flops(tokens); }
   AttentionLayer::View attention_view(const Saved& saved) const { return attention_->view(*saved.attention); }
   void pin_selection(const TensorView& selected) { attention_->pin_selection(selected); }

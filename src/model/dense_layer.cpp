@@ -1,5 +1,6 @@
 // Dense grouped-query attention (arXiv 2305.13245) as a sublayer.
 #include <algorithm>
+#include <cmath>
 
 #include "model/attention_layer.h"
 
@@ -18,6 +19,9 @@ class DenseLayer : public AttentionLayer {
                 const AttentionLayer::Saved& saved, const TensorView& d_x) const override;
   void visit_parameters(const ParameterVisitor& visit) override;
   double attention_flops(std::int64_t tokens) const override;
+  std::unique_ptr<AttentionLayer::Cache> allocate_cache(Arena& arena, const CacheSizes& sizes) const override;
+  View forward_cached(Context& ctx, const CachedRows& rows, const TensorView& x, const TensorView& y,
+                      AttentionLayer::Cache& cache) const override;
 
  private:
   struct Saved : AttentionLayer::Saved {
@@ -26,6 +30,15 @@ class DenseLayer : public AttentionLayer {
     RmsNorm::Saved q_norm, k_norm;  // [R·Hq], [R·Hkv]
     TensorView out, lse;            // [B, T, Hq, D], [B, Hq, T]
   };
+  struct Cache : AttentionLayer::Cache {
+    RowCache rows;  // rotated; with a sliding window those that it reaches
+  };
+  struct Projections {  // of rows: q [.., Hq, D], k, v [.., Hkv, D]; q and k before their norms
+    TensorView q, k, v, q_raw, k_raw;
+    RmsNorm::Saved q_norm, k_norm;
+  };
+  void project(Context& ctx, const TensorView& x, const TensorView& cos, const TensorView& sin,
+               const Projections& to) const;
 
   std::int64_t heads_, kv_heads_, head_dim_, window_;
   Linear q_proj_, k_proj_, v_proj_;
@@ -66,24 +79,36 @@ std::unique_ptr<AttentionLayer::Saved> DenseLayer::allocate_saved(SavedAllocator
   return saved;
 }
 
+void DenseLayer::project(Context& ctx, const TensorView& x, const TensorView& cos, const TensorView& sin,
+                         const Projections& to) const {
+  const std::int64_t rows = x.dim(0);
+  auto apply = [&](const Linear& linear, const TensorView& into) {
+    linear.forward(ctx, x, into.reshape({rows, into.numel() / rows}));
+  };
+  auto heads = [&](const TensorView& t) { return t.reshape({t.numel() / head_dim_, head_dim_}); };
+  apply(q_proj_, q_norm_ ? to.q_raw : to.q);
+  apply(k_proj_, k_norm_ ? to.k_raw : to.k);
+  apply(v_proj_, to.v);
+  if (q_norm_) {
+    q_norm_->forward(ctx, heads(to.q_raw), heads(to.q), to.q_norm);
+    k_norm_->forward(ctx, heads(to.k_raw), heads(to.k), to.k_norm);
+  }
+  ops::rope(ctx, {.x = to.q.reshape({rows, heads_, head_dim_}), .cos = cos, .sin = sin});
+  ops::rope(ctx, {.x = to.k.reshape({rows, kv_heads_, head_dim_}), .cos = cos, .sin = sin});
+}
+
 void DenseLayer::forward(Context& ctx, const SequenceBatch& sequence, const TensorView& x, const TensorView& y,
                          AttentionLayer::Saved& saved_base, bool attention_kept) const {
   auto& s = static_cast<Saved&>(saved_base);
   const std::int64_t rows = sequence.rows();
-  const TensorView k = s.kv[0], v = s.kv[1];
-  auto project = [&](const Linear& linear, const TensorView& into) {
-    linear.forward(ctx, x, into.reshape({rows, into.numel() / rows}));
-  };
-  auto heads = [&](const TensorView& t) { return t.reshape({t.numel() / head_dim_, head_dim_}); };
-  project(q_proj_, q_norm_ ? s.q_raw : s.q);
-  project(k_proj_, k_norm_ ? s.k_raw : k);
-  project(v_proj_, v);
-  if (q_norm_) {
-    q_norm_->forward(ctx, heads(s.q_raw), heads(s.q), s.q_norm);
-    k_norm_->forward(ctx, heads(s.k_raw), heads(k), s.k_norm);
-  }
-  ops::rope(ctx, {.x = s.q.reshape({rows, heads_, head_dim_}), .cos = sequence.cos, .sin = sequence.sin});
-  ops::rope(ctx, {.x = k.reshape({rows, kv_heads_, head_dim_}), .cos = sequence.cos, .sin = sequence.sin});
+  project(ctx, x, sequence.cos, sequence.sin,
+          {.q = s.q,
+           .k = s.kv[0],
+           .v = s.kv[1],
+           .q_raw = s.q_raw,
+           .k_raw = s.k_raw,
+           .q_norm = s.q_norm,
+           .k_norm = s.k_norm});
   if (!attention_kept) {
     attention::dense_forward(ctx, sequence, {.q = s.q, .kv = s.kv, .out = s.out, .lse = s.lse});
   }
@@ -132,6 +157,60 @@ void DenseLayer::visit_parameters(const ParameterVisitor& visit) {
     k_norm_->visit_parameters(visit);
   }
   o_proj_.visit_parameters(visit);
+}
+
+std::unique_ptr<AttentionLayer::Cache> DenseLayer::allocate_cache(Arena& arena, const CacheSizes& sizes) const {
+  auto cache = std::make_unique<Cache>();
+  cache->rows = RowCache(arena, "kv cache", sizes, window_, kv_heads_, head_dim_);
+  return cache;
+}
+
+AttentionLayer::View DenseLayer::forward_cached(Context& ctx, const CachedRows& in, const TensorView& x,
+                                                const TensorView& y, AttentionLayer::Cache& cache_base) const {
+  RowCache& cache = static_cast<Cache&>(cache_base).rows;
+  const Arena::Scope scope(*ctx.scratch);
+  const std::int64_t rows = in.count();
+  const DType dtype = x.dtype, stat = stat_type(dtype);
+  const Shape q_shape{1, rows, heads_, head_dim_};
+  auto scratch = [&](const char* name, DType type, const Shape& shape) {
+    return ctx.scratch->allocate(name, type, shape);
+  };
+  cache.append(ctx, in.position, rows);
+  Projections to{.q = scratch("q", dtype, q_shape),
+                 .k = cache.fresh_k(),
+                 .v = cache.fresh_v(),
+                 .q_raw = {},
+                 .k_raw = {},
+                 .q_norm = {},
+                 .k_norm = {}};
+  if (q_norm_) {
+    to.q_raw = scratch("q before norm", dtype, q_shape);
+    to.k_raw = scratch("k before norm", dtype, {rows, kv_heads_, head_dim_});
+    to.q_norm.rstd = scratch("q rstd", stat, {rows * heads_});
+    to.k_norm.rstd = scratch("k rstd", stat, {rows * kv_heads_});
+  }
+  project(ctx, x, in.cos(), in.sin(), to);
+  const TensorView first = scratch("first visible row", DType::i32, in.token.shape);
+  const TensorView last = scratch("last visible row", DType::i32, in.token.shape);
+  attention::band_bounds(ctx, {.global_first = in.window_first,
+                               .global_last = in.token,
+                               .first = first,
+                               .last = last,
+                               .chunk = cache.used(),
+                               .chunk_begin = {cache.begin(), -1}});
+  const TensorView out = scratch("attention out", dtype, q_shape);
+  attention::band_forward(ctx, {.q = to.q,
+                                .k = cache.k(),
+                                .v = cache.v(),
+                                .first = first,
+                                .last = last,
+                                .o = dtype == stat ? out : scratch("attention state", stat, q_shape),
+                                .lse = scratch("attention lse", stat, {1, heads_, rows}),
+                                .has_state = false,
+                                .out = out,
+                                .scale = 1 / std::sqrt(static_cast<double>(head_dim_))});
+  o_proj_.forward(ctx, out.reshape({rows, heads_ * head_dim_}), y);
+  return {};
 }
 
 double DenseLayer::attention_flops(std::int64_t tokens) const {

@@ -1,85 +1,15 @@
 // Native sparse attention (arXiv 2502.11089, spec/nsa.md) as a sublayer: projections, compression, gates around the
 // three branches of attention/nsa.h.
+#include "model/nsa_layer.h"
+
 #include <algorithm>
 
-#include "attention/nsa.h"
-#include "model/attention_layer.h"
-#include "model/compression.h"
-
 namespace annulus::model {
-namespace {
 
 using attention::kCompressed;
 using attention::kNumBranches;
 using attention::kSelected;
 using attention::kWindow;
-
-class NsaLayer : public AttentionLayer {
- public:
-  NsaLayer(const std::string& name, const ModelConfig& config);
-
-  std::unique_ptr<AttentionLayer::Saved> allocate_saved(SavedAllocator& allocator, DType dtype, std::int64_t batch,
-                                                        std::int64_t local_tokens) const override;
-  void forward(Context& ctx, const SequenceBatch& sequence, const TensorView& x, const TensorView& y,
-               AttentionLayer::Saved& saved, bool attention_kept) const override;
-  void backward(Context& ctx, const SequenceBatch& sequence, const TensorView& d_y, const TensorView& x,
-                const AttentionLayer::Saved& saved, const TensorView& d_x) const override;
-  void visit_parameters(const ParameterVisitor& visit) override;
-  View view(const AttentionLayer::Saved& saved) const override;
-  void pin_selection(const TensorView& selected) override { pinned_ = selected; }
-  double attention_flops(std::int64_t tokens) const override;
-
- private:
-  struct Pair {             // one K and V: of a branch, or of all of them
-    TensorView kv;          // [2, B, T, Hkv, D]; K rotated, except that of compression with rope = "after"
-    TensorView k_raw;       // before k_norm
-    RmsNorm::Saved k_norm;  // [R·Hkv]
-  };
-  struct Saved : AttentionLayer::Saved {
-    TensorView q, q_raw;  // [B, T, Hq, D], rotated; before q_norm
-    RmsNorm::Saved q_norm;
-    std::vector<Pair> pairs;  // by branch, or one
-    TensorView plain_k;       // one pair and rope = "after": K before rotation, for compression
-    TensorView compressed;    // 2 · B · ⌊T/d⌋ · Hkv · D elements, of which compressed_view() uses the first
-    TensorView logits;        // [R, 3·Hq]
-    TensorView out[kNumBranches], lse[kNumBranches];
-    TensorView selected;
-  };
-  struct Gradients {  // stat
-    TensorView q;     // of q, rotated
-    TensorView kv[kNumBranches];
-  };
-
-  const Pair& pair(const Saved& s, int branch) const { return s.pairs[shared_ ? 0 : static_cast<std::size_t>(branch)]; }
-  TensorView compression_k(const Saved& s) const {
-    return shared_ && rope_after_ ? s.plain_k : pair(s, kCompressed).kv[0];
-  }
-  TensorView heads(const TensorView& t) const { return t.reshape({t.numel() / head_dim_, head_dim_}); }
-  TensorView compressed_view(const Saved& s, const attention::LocalBlocks& local) const;
-  void rotate(Context& ctx, const SequenceBatch& sequence, const TensorView& x, bool inverse) const;
-  void rotate_blocks(Context& ctx, const SequenceBatch& sequence, const attention::LocalBlocks& local,
-                     const TensorView& k, bool inverse) const;
-  void project(Context& ctx, const SequenceBatch& sequence, const TensorView& x, Saved& s) const;
-  void compress(Context& ctx, const SequenceBatch& sequence, const Saved& s) const;
-  void compress_backward(Context& ctx, const SequenceBatch& sequence, const Saved& s, const TensorView& d_compressed,
-                         const TensorView& d_k, const TensorView& d_v) const;
-  void gate(Context& ctx, const Saved& s, const TensorView& out) const;
-  void attend_backward(Context& ctx, const SequenceBatch& sequence, const Saved& s, const TensorView (&d_out)[3],
-                       const Gradients& g) const;
-  void join_pairs(Context& ctx, const SequenceBatch& sequence, const Gradients& g) const;
-  void project_backward(Context& ctx, const SequenceBatch& sequence, const Saved& s, const TensorView& x,
-                        const Gradients& g, const TensorView& d_x) const;
-
-  std::int64_t heads_, kv_heads_, head_dim_;
-  attention::NsaShape shape_;
-  bool shared_, rope_after_;
-  Linear q_proj_;
-  std::vector<Linear> k_proj_, v_proj_;       // by branch, or one
-  std::unique_ptr<RmsNorm> q_norm_, k_norm_;  // null without qk_norm; k_norm serves every branch
-  Compression compress_k_, compress_v_;
-  Linear gate_, o_proj_;
-  TensorView pinned_;
-};
 
 NsaLayer::NsaLayer(const std::string& name, const ModelConfig& c)
     : heads_(c.num_attention_heads),
@@ -187,6 +117,8 @@ void NsaLayer::project(Context& ctx, const SequenceBatch& sequence, const Tensor
   gate_.forward(ctx, x, s.logits);
 }
 
+namespace {
+
 // Halos of compression's K and V: nothing on one rank, or where blocks do not overlap.
 struct CompressionHalo {
   TensorView k, v;
@@ -199,6 +131,8 @@ struct CompressionHalo {
   }
   explicit operator bool() const { return k.shape.rank() > 0; }
 };
+
+}  // namespace
 
 void NsaLayer::compress(Context& ctx, const SequenceBatch& sequence, const Saved& s) const {
   const Arena::Scope scope(*ctx.scratch);
@@ -395,8 +329,6 @@ double NsaLayer::attention_flops(std::int64_t tokens) const {
   const double pairs = compressed + capped(shape_.select_count * shape_.select_block) + capped(shape_.window);
   return 4 * pairs * static_cast<double>(heads_ * head_dim_);
 }
-
-}  // namespace
 
 std::unique_ptr<AttentionLayer> make_nsa_layer(const std::string& name, const ModelConfig& config) {
   return std::make_unique<NsaLayer>(name, config);

@@ -194,6 +194,78 @@ void Transformer::forward_logits(Context& ctx, const MicroBatch& in, const Tenso
   ops::matmul(ctx, {.a = n, .b = Weight(ctx, head()), .c = logits, .transpose_b = true});
 }
 
+Transformer::Cache Transformer::allocate_cache(Arena& kv, Arena& activations, const CacheSizes& sizes) const {
+  Cache cache;
+  cache.sizes = sizes;
+  const std::int64_t half = config_.head_dim / 2;
+  const DType stat = stat_type(sizes.dtype);
+  for (const auto& block : blocks_) cache.layers.push_back(block.allocate_cache(kv, sizes));
+  cache.cos = activations.allocate("rope cos", stat, {sizes.capacity, half});
+  cache.sin = activations.allocate("rope sin", stat, {sizes.capacity, half});
+  cache.position = activations.allocate("positions", DType::i32, {sizes.capacity});
+  cache.window_first = activations.allocate("first visible token", DType::i32, {sizes.capacity});
+  cache.token = activations.allocate("tokens", DType::i32, {sizes.max_rows});
+  cache.start = activations.allocate("document start", DType::i32, {sizes.max_rows});  // arenas are zero-filled
+  cache.x = activations.allocate("block input", sizes.dtype, {sizes.max_rows, config_.hidden_size});
+  cache.logits = activations.allocate("logits", sizes.dtype, {1, config_.vocab_size});
+  if (config_.has_nsa()) {
+    cache.selected = activations.allocate("selected blocks", DType::i32,
+                                          {sizes.max_rows, config_.num_key_value_heads, config_.nsa.select_count});
+  }
+  return cache;
+}
+
+void Transformer::fill_cache_tables(Context& ctx, Cache& cache) const {
+  std::vector<std::int32_t> position, first;
+  for (std::int64_t t = 0; t < cache.sizes.capacity; ++t) {
+    position.push_back(static_cast<std::int32_t>(t));
+    const std::int64_t window = config_.sliding_window;
+    first.push_back(static_cast<std::int32_t>(window > 0 ? std::max<std::int64_t>(0, t - window + 1) : 0));
+  }
+  copy(ctx, host_view(position.data(), {cache.sizes.capacity}), cache.position);
+  copy(ctx, host_view(first.data(), {cache.sizes.capacity}), cache.window_first);
+  ops::rope_table(ctx, {.position = cache.position,
+                        .inv_freq = inv_freq_,
+                        .cos = cache.cos,
+                        .sin = cache.sin,
+                        .magnitude = rope_frequencies(config_).magnitude});
+  synchronize(ctx);
+}
+
+TensorView Transformer::forward_cached(Context& ctx, Cache& cache, std::span<const std::int32_t> tokens) {
+  const auto rows = static_cast<std::int64_t>(tokens.size());
+  ANNULUS_CHECK(rows >= 1 && rows <= cache.sizes.max_rows, "{} tokens are appended at once; at most {}", rows,
+                cache.sizes.max_rows);
+  ANNULUS_CHECK(cache.length + rows <= cache.sizes.capacity, "{} tokens behind {} of a cache for {}", rows,
+                cache.length, cache.sizes.capacity);
+  ctx.at(Phase::forward);
+  CachedRows in{.position = cache.length,
+                .token = cache.position.rows(cache.length, rows).reshape({1, rows}),
+                .start = cache.start.rows(0, rows).reshape({1, rows}),
+                .window_first = cache.window_first.rows(cache.length, rows).reshape({1, rows}),
+                .table_cos = cache.cos,
+                .table_sin = cache.sin,
+                .selected = {}};
+  if (cache.selected.shape.rank()) {
+    const TensorView selected = cache.selected.rows(0, rows);
+    in.selected = selected.reshape({1, rows, selected.dim(1), selected.dim(2)});
+  }
+  const TensorView token = cache.token.rows(0, rows), x = cache.x.rows(0, rows);
+  copy(ctx, host_view(const_cast<std::int32_t*>(tokens.data()), {rows}), token);
+  ops::embedding_forward(ctx, {.token = token, .w = Weight(ctx, embedding_), .y = x});
+  for (std::size_t i = 0; i < blocks_.size(); ++i) {
+    const AttentionLayer::View view = blocks_[i].forward_cached(ctx, in, x, *cache.layers[i]);
+    if (on_attention_) on_attention_(ctx, static_cast<std::int64_t>(i), view);
+  }
+  cache.length += rows;
+  const Arena::Scope scope(*ctx.scratch);
+  const TensorView last = x.rows(rows - 1, 1);
+  const TensorView norm = ctx.scratch->allocate("final norm", x.dtype, last.shape);
+  norm_.forward(ctx, last, norm, {ctx.scratch->allocate("final rstd", stat_type(x.dtype), {1})});
+  ops::matmul(ctx, {.a = norm, .b = Weight(ctx, head()), .c = cache.logits, .transpose_b = true});
+  return cache.logits;
+}
+
 double Transformer::training_flops(std::int64_t tokens, bool as_dense) {
   double matrices = 0;  // an untied embedding is a gather
   visit_parameters([&](Parameter& p) {

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <functional>
+#include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -45,6 +47,22 @@ class Transformer {
   void forward_losses(Context& ctx, const MicroBatch& batch, const TensorView& losses, const TensorView& correct);
   // logits[R, V] of the working type.
   void forward_logits(Context& ctx, const MicroBatch& batch, const TensorView& logits);
+
+  // Generation. What one sequence leaves behind, layer by layer, and what its next rows need.
+  struct Cache {
+    std::vector<std::unique_ptr<AttentionLayer::Cache>> layers;
+    CacheSizes sizes;
+    std::int64_t length = 0;             // tokens held; 0 starts another sequence
+    TensorView cos, sin;                 // [capacity, D/2]
+    TensorView position, window_first;   // [capacity] i32
+    TensorView token, start, x, logits;  // [max_rows] i32 twice, [max_rows, H], [1, V]
+    TensorView selected;                 // [max_rows, Hkv, n] i32 of a sparse layer, all in turn
+  };
+  // Keys and values lie in `kv` alone. Called twice, as allocate_training.
+  Cache allocate_cache(Arena& kv, Arena& activations, const CacheSizes& sizes) const;
+  void fill_cache_tables(Context& ctx, Cache& cache) const;  // once, after upload_constants
+  // Appends 1 … max_rows tokens: logits [1, V] of the last, until the next call. ConfigError beyond the capacity.
+  TensorView forward_cached(Context& ctx, Cache& cache, std::span<const std::int32_t> tokens);
 
   // Called after every block of a forward pass, to look at its attention on the way. Views hold until the next block.
   using AttentionHook = std::function<void(Context& ctx, std::int64_t layer, const AttentionLayer::View& view)>;

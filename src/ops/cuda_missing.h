@@ -14,5 +14,6 @@
   X(nsa_bounds, NsaBounds)                   \
   X(select_blocks, SelectBlocks)             \
   X(selected_forward, SelectedForward)       \
-  X(selected_backward, SelectedBackward)
+  X(selected_backward, SelectedBackward)     \
+  X(gather_blocks, GatherBlocks)
 // clang-format on

@@ -5,7 +5,7 @@ configs=$2
 
 expect 0 'Subcommands:' "$program" --help
 expect 0 'annulus 0.1.0' "$program" --version
-for subcommand in train evaluate plan bench inspect plot prepare; do
+for subcommand in train evaluate generate plan bench inspect plot prepare; do
   expect 0 "Usage: annulus $subcommand" "$program" $subcommand --help
 done
 expect 2 'error: unknown subcommand "trian" (did you mean "train"?); see annulus --help' "$program" trian

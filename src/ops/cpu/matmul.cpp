@@ -28,6 +28,15 @@ void gemm(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, int m, int n, int k, const dou
   cblas_dgemm(CblasRowMajor, ta, tb, m, n, k, 1.0, a, lda, b, ldb, beta, c, n);
 }
 
+// One row times a transposed matrix, as a step of generation does all day: gemm would copy the matrix first.
+void gemv(int n, int k, const float* a, const float* b, float beta, float* c) {
+  cblas_sgemv(CblasRowMajor, CblasNoTrans, n, k, 1.0f, b, k, a, 1, beta, c, 1);
+}
+
+void gemv(int n, int k, const double* a, const double* b, double beta, double* c) {
+  cblas_dgemv(CblasRowMajor, CblasNoTrans, n, k, 1.0, b, k, a, 1, beta, c, 1);
+}
+
 template <class T>
 void multiply(const Matmul& args) {
   const auto to_int = [](std::int64_t x) {
@@ -42,9 +51,13 @@ void multiply(const Matmul& args) {
     return;
   }
   set_blas_threads(2.0 * m * n * k);
+  const T beta = args.mode == GradMode::accumulate ? T(1) : T(0);
+  if (m == 1 && !args.transpose_a && args.transpose_b) {
+    gemv(n, k, args.a.as<T>(), args.b.as<T>(), beta, c);
+    return;
+  }
   gemm(args.transpose_a ? CblasTrans : CblasNoTrans, args.transpose_b ? CblasTrans : CblasNoTrans, m, n, k,
-       args.a.as<T>(), args.transpose_a ? m : k, args.b.as<T>(), args.transpose_b ? k : n,
-       args.mode == GradMode::accumulate ? T(1) : T(0), c);
+       args.a.as<T>(), args.transpose_a ? m : k, args.b.as<T>(), args.transpose_b ? k : n, beta, c);
 }
 
 }  // namespace

@@ -1,0 +1,1 @@
+#include "mpi/heap_count_test.cpp"  // the same count for this program
