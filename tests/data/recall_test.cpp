@@ -193,7 +193,8 @@ TEST(Recall, OptionsThatDoNotFitAreRefused) {
   refused({.filler_ids = 255}, {"--filler-ids = 255: expected an integer from 1 to 254"});
   refused({.seed = -1}, {"--seed = -1: expected an integer >= 0"});
   refused({.vocab = 16}, {"--pairs = 8: expected at most 7", "--vocab 17 or more would fit"});
-  refused({.length = 31}, {"--length = 31: expected at least 16 tokens for the pairs + 0", "= 32", "--length 32 would fit"});
+  refused({.length = 31},
+          {"--length = 31: expected at least 16 tokens for the pairs + 0", "= 32", "--length 32 would fit"});
   refused({.length = 100, .gap_min = 90}, {"16 tokens for the pairs + 89", "= 121", "--length 121 or --gap-min 69"});
   RecallOptions({.vocab = 17}).validate();
   RecallOptions({.length = 100, .gap_min = 69}).validate();

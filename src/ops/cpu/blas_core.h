@@ -1,6 +1,6 @@
 // Which of its kernels OpenBLAS runs on this CPU. A library older than the CPU may not know it and fall to its oldest
-// kernels (Debian 12's 0.3.21 on a Xeon of 2023: a sixth of the speed); OPENBLAS_CORETYPE names others, but is read once,
-// when the library is loaded.
+// kernels (Debian 12's 0.3.21 on a Xeon of 2023: a sixth of the speed); OPENBLAS_CORETYPE names others, but is read
+// once, when the library is loaded.
 #pragma once
 
 #include <string_view>

@@ -110,8 +110,7 @@ class EngineOf : public ::testing::TestWithParam<model::AttentionKind> {
     return GetParam() == model::AttentionKind::nsa ? small_nsa_model() : small_model();
   }
 };
-INSTANTIATE_TEST_SUITE_P(Attention, EngineOf,
-                         ::testing::Values(model::AttentionKind::dense, model::AttentionKind::nsa),
+INSTANTIATE_TEST_SUITE_P(Attention, EngineOf, ::testing::Values(model::AttentionKind::dense, model::AttentionKind::nsa),
                          [](const auto& i) { return i.param == model::AttentionKind::nsa ? "nsa" : "dense"; });
 
 // What a step asks of the heap are handles and lists of hops, some kilobytes that do not grow with the sequence.
