@@ -177,7 +177,12 @@ void add_plan(CLI::App& app, Options& o, Action& action) {
 
 void add_bench(CLI::App& app, Options& o, Action& action) {
   CLI::App* c = add_command(app, "bench", "Time kernels and a training step against this machine's ceilings");
-  c->add_option("--filter", o.bench.filter, "Only cases whose name contains this")->type_name("TEXT");
+  c->add_option("--filter", o.bench.filter, "Only cases whose name (on a GPU: or shape) contains this")
+      ->type_name("TEXT");
+  c->add_option("--device", o.bench.device, "cpu, cuda (dense attention), or auto: cuda where there is one")
+      ->type_name("NAME")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
+      ->capture_default_str();
   c->add_flag("--json", o.bench.json, "Print the result as one line of JSON");
   c->callback([&] { action.collective = [&](auto& runtime) { return train::run_bench(o.bench, runtime); }; });
 }

@@ -5,8 +5,8 @@
 //
 // Shapes: q, o, d_o, d_q [B, T, Hq, D]; k, v, d_k, d_v [B, S, Hkv, D]; lse, delta [B, Hq, T]; first, last [B, T] i32
 // rows of the key buffer. G = Hq / Hkv >= 1, query head h reads KV head h / G. q, k, v, d_o are T (f32, f64, bf16); o,
-// lse, delta and gradients are stat_type(T). lse is the natural log-sum-exp of scale · q·k. Deterministic; memory O(T +
-// S), no T x S matrix. ctx.poll() is called between tiles. Not collective.
+// lse, delta and gradients are stat_type(T). lse is the natural log-sum-exp of scale · q·k. Deterministic, unless asked
+// otherwise; memory O(T + S), no T x S matrix. ctx.poll() is called between tiles. Not collective.
 #pragma once
 
 #include "core/context.h"
@@ -31,6 +31,8 @@ struct BandBackward {
   TensorView q, k, v, first, last, d_o, lse, delta;
   TensorView d_q, d_k, d_v;
   double scale = 1;
+  bool ordered =
+      true;  // false: a GPU may add to d_q in any order, somewhat faster, and repeats may differ in last bits
 };
 
 // Rows of a visiting key buffer from global bounds. The buffer holds `chunk` tokens of the sequence from

@@ -72,6 +72,13 @@ void Fence::wait() {
 #endif
 }
 
+double Fence::milliseconds_since([[maybe_unused]] const Fence& earlier) const {
+#ifdef ANNULUS_CUDA
+  if (event_ && earlier.event_) return cuda::milliseconds_between(earlier.event_, event_);
+#endif
+  return 0;
+}
+
 void synchronize([[maybe_unused]] Context& ctx) {
   if (ctx.device == DeviceKind::cpu) return;
 #ifdef ANNULUS_CUDA

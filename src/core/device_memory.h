@@ -42,8 +42,9 @@ void copy(Context& ctx, const TensorView& from, const TensorView& to);
 // waiting for the work behind the copy. Nothing to wait for before the first set(), and on the CPU.
 class Fence {
  public:
-  void set(Context& ctx);  // here: behind everything the stream was given so far
-  void wait();             // reports errors of kernels
+  void set(Context& ctx);                                 // here: behind everything the stream was given so far
+  void wait();                                            // reports errors of kernels
+  double milliseconds_since(const Fence& earlier) const;  // of a GPU's work between them; both have been waited for
 
  private:
   std::shared_ptr<void> event_;  // of a GPU

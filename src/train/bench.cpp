@@ -13,12 +13,20 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+bool on_gpu(const BenchOptions& options) {
+  return options.device == "cuda" || (options.device == "auto" && device_count(DeviceKind::cuda) > 0);
+}
+
 }  // namespace
 
 BenchRun::BenchRun(const BenchOptions& options, parallel::MpiRuntime& runtime)
-    : options_(options), runtime_(runtime), scratch_("bench scratch", DeviceKind::cpu) {
+    : options_(options),
+      runtime_(runtime),
+      device_(make_compute_device(on_gpu(options) ? DeviceKind::cuda : DeviceKind::cpu, runtime.local_rank())),
+      ctx_(make_device_context(device_)),
+      scratch_("bench scratch", device_.kind, device_.allocator) {
   ctx_.scratch = &scratch_;
-  ctx_.progress = parallel::mpi_progress;
+  if (device_.kind == DeviceKind::cpu) ctx_.progress = parallel::mpi_progress;
 }
 
 double BenchRun::time(const std::function<void()>& call) {
@@ -51,15 +59,19 @@ TensorView BenchRun::random(Arena& arena, const Shape& shape) {
 }
 
 void BenchRun::ceilings() {
-  peak_flops_ = measured_peak_flops(ctx_, DType::f32, cpu_allocator());
-  Arena arena("copy", DeviceKind::cpu);
+  const bool gpu = device_.kind == DeviceKind::cuda;
+  peak_flops_ = measured_peak_flops(ctx_, gpu ? DType::bf16 : DType::f32, device_.allocator);
+  Arena arena("copy", device_.kind, device_.allocator);
   TensorView from, to;
   for (int pass = 0; pass < 2; ++pass) {
-    from = random(arena, {std::int64_t{48} << 20});
-    to = random(arena, {std::int64_t{48} << 20});
+    for (TensorView* t : {&from, &to}) {
+      *t = gpu ? arena.allocate("bench", DType::f32, {std::int64_t{512} << 20})
+               : random(arena, {std::int64_t{48} << 20});
+    }
     if (pass == 0) arena.commit();
   }
-  bandwidth_ = 2.0 * static_cast<double>(from.bytes()) / time([&] { ops::cast(ctx_, {.x = from, .y = to}); });
+  const auto run = [&] { ops::cast(ctx_, {.x = from, .y = to}); };
+  bandwidth_ = 2.0 * static_cast<double>(from.bytes()) / (gpu ? 1e-3 * device_ms(run) : time(run));
 }
 
 void BenchRun::kernels() {
@@ -204,6 +216,11 @@ int run_bench(const BenchOptions& options, parallel::MpiRuntime& runtime) {
   set_threads(runtime);
   BenchRun bench(options, runtime);
   bench.ceilings();
+  if (on_gpu(options)) {
+    bench.gpu_attention();
+    bench.print();
+    return 0;
+  }
   bench.kernels();
   bench.attention(4096, 12, 12, 64);
   bench.attention(4096, 12, 3, 64);

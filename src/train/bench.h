@@ -1,4 +1,4 @@
-// Kernels and a training step, timed against ceilings measured in the same run.
+// Kernels and a training step on a CPU, dense attention on a GPU, timed against ceilings measured in the same run.
 #pragma once
 
 #include <string>
@@ -8,8 +8,9 @@
 namespace annulus::train {
 
 struct BenchOptions {
-  std::string filter;  // cases whose name contains it; empty: all
-  bool json = false;   // one line: name, shape, ms, tflops or gbps, fraction of the ceiling
+  std::string filter;           // cases whose name contains it; empty: all
+  std::string device = "auto";  // cpu, cuda, or auto: cuda where the program and the machine have it
+  bool json = false;            // one line: name, shape, ms, tflops or gbps, fraction of the ceiling
 };
 
 // The subcommand: prints on rank 0. Collective over the runtime's world. Returns the exit code.

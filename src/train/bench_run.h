@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "core/device_memory.h"
 #include "model/config.h"
 #include "parallel/mpi_runtime.h"
 #include "train/bench.h"
@@ -30,6 +31,8 @@ class BenchRun {
                  const std::string& suffix = "");
   // Native sparse attention at the paper's sizes, whole and (on one rank) by stage: cases nsa_{prefix}…; heavy.
   void nsa(std::int64_t tokens, std::int64_t heads, std::int64_t kv_heads, std::int64_t dim, const std::string& prefix);
+  // Dense attention on one GPU, every case of bench_gpu.cpp whose name and shape together contain the filter.
+  void gpu_attention();
   void training_step(const std::string& name, const model::ModelConfig& model, std::int64_t tokens);
   void print() const;
 
@@ -44,9 +47,12 @@ class BenchRun {
     if (wanted(name)) results_.push_back({name, shape, 1e3 * time(call), flops, bytes, {}});
   }
   TensorView random(Arena& arena, const Shape& shape);
+  double device_ms(const std::function<void()>& call);  // of a GPU's work: median after three calls to warm up
+  void fill_random(const TensorView& t);                // bf16 on a GPU
 
   BenchOptions options_;
   parallel::MpiRuntime& runtime_;
+  ComputeDevice device_;
   Context ctx_;
   Arena scratch_;
   double peak_flops_ = 0, bandwidth_ = 0;

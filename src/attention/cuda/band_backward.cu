@@ -6,10 +6,10 @@
 // One kernel in two roles, so that every sum has one owner and one order (no atomics): a block owns a tile of rows of
 // one side in shared memory and their gradient in registers, and the rows of the other side that the band joins to them
 // visit it tile by tile. Where it owns keys, the queries of all G heads of the group visit.
-#include "attention/band.h"
+#include "attention/cuda/band_kernels.h"
 #include "core/cuda/kernel.h"
 
-namespace annulus::attention::cuda {
+namespace annulus::attention::cuda::plain {
 
 using namespace annulus::cuda;
 
@@ -331,7 +331,6 @@ void launch_both(const Context& ctx, const Params& p, int batches) {
 void band_backward(Context& ctx, const BandBackward& args) {
   const std::int64_t dim = args.q.dim(3);
   ANNULUS_CHECK(dim <= 256, "band_backward on a GPU takes head dimensions up to 256, not " + std::to_string(dim));
-  if (args.q.numel() == 0 || args.k.numel() == 0) return;
   const bool packed =
       dim % 4 == 0 && aligned16(args.q) && aligned16(args.k) && aligned16(args.v) && aligned16(args.d_o);
   with_gpu_type("band_backward", args.q.dtype, [&](auto tag) {
@@ -361,4 +360,4 @@ void band_backward(Context& ctx, const BandBackward& args) {
   });
 }
 
-}  // namespace annulus::attention::cuda
+}  // namespace annulus::attention::cuda::plain

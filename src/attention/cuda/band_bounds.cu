@@ -1,4 +1,7 @@
 // band_bounds, band_delta.
+#include <algorithm>
+#include <bit>
+
 #include "attention/band.h"
 #include "core/cuda/kernel.h"
 
@@ -31,17 +34,23 @@ __global__ void __launch_bounds__(kThreads)
   last[i] = chunks.rows_before(std::int64_t{global_last[i]} + 1) - 1;
 }
 
-// One warp a row and head, which are rows of d_o and o.
-template <class T, class O>
+// `lanes` threads, a power of two, for each row and head, which are rows of d_o and o.
+template <int kWidth, class T, class O>
 __global__ void __launch_bounds__(kThreads)
-    delta_kernel(const T* d_o, const O* o, float* delta, std::int64_t n, int tokens, int heads, int dim) {
-  const std::int64_t i = std::int64_t{blockIdx.x} * (kThreads / kWarp) + threadIdx.x / kWarp;
-  if (i >= n) return;
+    delta_kernel(const T* d_o, const O* o, float* delta, std::int64_t n, int tokens, int heads, int dim, int lanes) {
+  const std::int64_t thread = std::int64_t{blockIdx.x} * kThreads + threadIdx.x, i = thread / lanes;
   float sum = 0;
-  for (int c = threadIdx.x % kWarp; c < dim; c += kWarp) sum += to_f32(d_o[i * dim + c]) * to_f32(o[i * dim + c]);
-  sum = warp_reduce(sum, SumOp{});
+  if (i < n) {
+    for (int c = static_cast<int>(thread % lanes) * kWidth; c < dim; c += lanes * kWidth) {
+      const auto x = load<kWidth>(d_o + i * dim + c);
+      const auto y = load<kWidth>(o + i * dim + c);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) sum += to_f32(x.v[j]) * to_f32(y.v[j]);
+    }
+  }
+  for (int offset = lanes / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(kAllLanes, sum, offset);
   const std::int64_t head = i % heads, row = i / heads, batch = row / tokens, token = row % tokens;
-  if (threadIdx.x % kWarp == 0) delta[(batch * heads + head) * tokens + token] = sum;
+  if (i < n && thread % lanes == 0) delta[(batch * heads + head) * tokens + token] = sum;
 }
 
 }  // namespace
@@ -59,13 +68,18 @@ void band_bounds(Context& ctx, const BandBounds& args) {
 void band_delta(Context& ctx, const BandDelta& args) {
   const std::int64_t n = args.delta.numel();
   if (n == 0) return;
+  const int dim = static_cast<int>(args.d_o.dim(3));
+  const bool packed = packable(dim, args.d_o, args.o);
+  const int lanes =
+      packed ? static_cast<int>(std::bit_floor(static_cast<unsigned>(std::min(dim / kPack, kWarp)))) : kWarp;
   with_gpu_type("band_delta", args.d_o.dtype, [&](auto tag) {
     with_gpu_type("band_delta", args.o.dtype, [&](auto o_tag) {
       using T = decltype(tag);
       using O = decltype(o_tag);
-      delta_kernel<<<blocks_for(n, kThreads / kWarp), kThreads, 0, stream_of(ctx)>>>(
+      const auto kernel = packed ? delta_kernel<kPack, T, O> : delta_kernel<1, T, O>;
+      kernel<<<blocks_for(n, kThreads / lanes), kThreads, 0, stream_of(ctx)>>>(
           pointer<const T>(args.d_o), pointer<const O>(args.o), args.delta.as<float>(), n,
-          static_cast<int>(args.d_o.dim(1)), static_cast<int>(args.d_o.dim(2)), static_cast<int>(args.d_o.dim(3)));
+          static_cast<int>(args.d_o.dim(1)), static_cast<int>(args.d_o.dim(2)), dim, lanes);
       ANNULUS_CUDA_LAUNCHED("band_delta");
     });
   });

@@ -84,7 +84,7 @@ void copy(Context& ctx, const TensorView& from, const TensorView& to) {
 void record(Context& ctx, std::shared_ptr<void>& event) {
   if (!event) {
     cudaEvent_t made = nullptr;  // waiting for it leaves the core to others
-    ANNULUS_CUDA_TRY(cudaEventCreateWithFlags(&made, cudaEventDisableTiming | cudaEventBlockingSync));
+    ANNULUS_CUDA_TRY(cudaEventCreateWithFlags(&made, cudaEventBlockingSync));
     event = {made, [](void* old) { cudaEventDestroy(static_cast<cudaEvent_t>(old)); }};
   }
   ANNULUS_CUDA_TRY(cudaEventRecord(static_cast<cudaEvent_t>(event.get()), stream_of(ctx)));
@@ -92,6 +92,12 @@ void record(Context& ctx, std::shared_ptr<void>& event) {
 
 void wait(const std::shared_ptr<void>& event) {
   ANNULUS_CUDA_TRY(cudaEventSynchronize(static_cast<cudaEvent_t>(event.get())));
+}
+
+double milliseconds_between(const std::shared_ptr<void>& from, const std::shared_ptr<void>& to) {
+  float ms = 0;
+  ANNULUS_CUDA_TRY(cudaEventElapsedTime(&ms, static_cast<cudaEvent_t>(from.get()), static_cast<cudaEvent_t>(to.get())));
+  return ms;
 }
 
 void synchronize(Context& ctx) { ANNULUS_CUDA_TRY(cudaStreamSynchronize(stream_of(ctx))); }

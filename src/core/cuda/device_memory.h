@@ -14,6 +14,7 @@ void copy_to_host(Context& ctx, const TensorView& device, const TensorView& host
 void copy(Context& ctx, const TensorView& from, const TensorView& to);  // at least one of them on the GPU
 void record(Context& ctx, std::shared_ptr<void>& event);                // makes the event where there is none
 void wait(const std::shared_ptr<void>& event);
+double milliseconds_between(const std::shared_ptr<void>& from, const std::shared_ptr<void>& to);
 void synchronize(Context& ctx);
 
 }  // namespace annulus::cuda

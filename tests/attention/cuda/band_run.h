@@ -2,58 +2,10 @@
 // query sees hold NaN beforehand, tensors lie between guard bytes.
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <cstring>
-
 #include "attention/band.h"
-#include "attention/cuda/bands.h"
-#include "core/rng.h"
-#include "support/device.h"
-#include "support/require_gpu.h"
+#include "attention/cuda/band_case.h"
 
 namespace annulus::testing {
-
-constexpr double kEps = 0x1p-24;  // half a unit in the last place of fp32, relative
-
-struct Case {
-  const char* name;
-  BandSize shape;
-  BandKind kind;
-  DType dtype;
-  std::vector<std::int64_t> cuts;  // key buffers, as in naive_band
-  std::int64_t shift = 0;          // elements by which every tensor is off its alignment
-  double sharpness = 1;            // of the scores, over 1/√D
-};
-
-inline void PrintTo(const Case& c, std::ostream* os) { *os << c.name; }
-
-inline std::vector<double> draw(std::int64_t n, DType dtype, const char* stream) {
-  const CounterRng rng(7, stream);
-  std::vector<double> out(static_cast<std::size_t>(n));
-  for (std::size_t i = 0; i < out.size(); ++i) {
-    const auto x = static_cast<float>(rng.normal(i));
-    out[i] = dtype == DType::bf16 ? to_float(to_bfloat16(x)) : x;
-  }
-  return out;
-}
-
-inline void put(std::byte* to, DType dtype, std::int64_t at, double value) {
-  if (dtype == DType::bf16) {
-    const BFloat16 x = to_bfloat16(static_cast<float>(value));
-    std::memcpy(to + at * 2, &x, 2);
-  } else {
-    const auto x = static_cast<float>(value);
-    std::memcpy(to + at * 4, &x, 4);
-  }
-}
-
-template <class T>
-std::vector<T> values(GuardedTensors& tensors, std::size_t index) {
-  std::vector<T> out(static_cast<std::size_t>(tensors.view(index).numel()));
-  std::memcpy(out.data(), tensors.host(index), out.size() * sizeof(T));
-  return out;
-}
 
 struct Hop {
   std::size_t k, v, first, last;

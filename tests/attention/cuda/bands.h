@@ -143,6 +143,38 @@ BandState<R> rounded_band(const reference::BandInput<R>& in) {
   return out;
 }
 
+// The gradients anew, with weights and gradients of scores rounded to bf16 where they multiply rows; lse and delta
+// stay.
+template <class R>
+void round_gradients(const reference::BandInput<R>& in, reference::BandOutput<R>& out) {
+  const BandSize& s = in.size;
+  const auto rounded = [](R x) { return static_cast<R>(to_float(to_bfloat16(static_cast<float>(x)))); };
+  for (auto* gradient : {&out.d_q, &out.d_k, &out.d_v}) std::fill(gradient->begin(), gradient->end(), R(0));
+  for (std::int64_t row = 0; row < s.rows(); ++row) {  // of [B, Hq, T]
+    const std::int64_t t = row % s.queries, h = row / s.queries % s.query_heads, b = row / s.queries / s.query_heads;
+    const auto bound = static_cast<std::size_t>(b * s.queries + t);
+    const auto q =
+        static_cast<std::size_t>((b * s.queries + t) * s.query_heads + h) * static_cast<std::size_t>(s.depth);
+    for (std::int64_t key = in.first[bound]; key <= in.last[bound]; ++key) {
+      const auto k =
+          static_cast<std::size_t>(((b * s.keys + key) * s.kv_heads + h / (s.query_heads / s.kv_heads)) * s.depth);
+      R score = 0, d_weight = 0;
+      for (std::size_t c = 0; c < static_cast<std::size_t>(s.depth); ++c) {
+        score += in.q[q + c] * in.k[k + c];
+        d_weight += in.d_o[q + c] * in.v[k + c];
+      }
+      const R scale = static_cast<R>(in.scale),
+              weight = std::exp(scale * score - out.lse[static_cast<std::size_t>(row)]);
+      const R d_score = rounded(scale * weight * (d_weight - out.delta[static_cast<std::size_t>(row)]));
+      for (std::size_t c = 0; c < static_cast<std::size_t>(s.depth); ++c) {
+        out.d_q[q + c] += d_score * in.k[k + c];
+        out.d_k[k + c] += d_score * in.q[q + c];
+        out.d_v[k + c] += rounded(weight) * in.d_o[q + c];
+      }
+    }
+  }
+}
+
 // Key buffers [0, cuts[0]), [cuts[0], cuts[1]), …; the last cut is s.keys.
 template <class R>
 BandState<R> naive_band(const BandSize& s, const BandLimits& limits, const std::vector<double>& q,

@@ -12,8 +12,6 @@ namespace {
 
 constexpr std::int64_t kL2Bytes = std::int64_t{32} << 20;  // of keys and values that stay in half of an H200's L2
 
-bool aligned16(const TensorView& x) { return reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0; }
-
 int as_int(std::int64_t x) {
   ANNULUS_CHECK(x <= std::numeric_limits<int>::max(), "band_forward: {} tiles of work", x);
   return static_cast<int>(x);
@@ -24,13 +22,7 @@ int as_int(std::int64_t x) {
 bool takes(const Context& ctx, const BandForward& args) {
   if (args.q.dtype != DType::bf16 || args.k.numel() == 0) return false;
   if (args.q.dim(3) != 64 && args.q.dim(3) != 128) return false;
-  for (const TensorView* x : {&args.q, &args.k, &args.v, &args.o, &args.out}) {
-    if (!aligned16(*x)) return false;
-  }
-  int major = 0, minor = 0;
-  ANNULUS_CUDA_TRY(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ctx.cuda->index));
-  ANNULUS_CUDA_TRY(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ctx.cuda->index));
-  return major == 9 && minor == 0;
+  return fits(ctx, {&args.q, &args.k, &args.v, &args.o, &args.out});
 }
 
 void band_forward(Context& ctx, const BandForward& args) {

@@ -88,12 +88,6 @@ class Consumer {
  private:
   static constexpr int kOut = S::kD / 2;  // floats of o in a thread
 
-  // A warp has read what `b` guards.
-  __device__ __forceinline__ void release(Barrier* b) const {
-    __syncwarp();
-    if (thread_ % 32 == 0) arrive(b);
-  }
-
   __device__ __forceinline__ int own_row(int r) const {
     return 64 * group_ + thread_ / 32 * 16 + thread_ % 32 / 4 + 8 * r;
   }
@@ -228,7 +222,7 @@ class Consumer {
       const int inside = step % 4 * 32, slab = step / 4;
       const std::uint64_t k = advance(keys, slab * S::kKeySlab + inside);
       if constexpr (S::kHoldQ) mma_registers<0>(s, q + 4 * step, k, step > 0);
-      else mma_shared(s, advance(queries, slab * S::kQSlab + inside), k, step > 0);
+      else mma_shared<0>(s, advance(queries, slab * S::kQSlab + inside), k, step > 0);
     }
     mma_commit();
   }

@@ -6,11 +6,9 @@
 #include <cuda_bf16.h>
 
 #include "attention/cuda/sm90/forward.h"
-#include "attention/cuda/sm90/ptx.h"
+#include "attention/cuda/sm90/pipeline.cuh"
 
 namespace annulus::attention::cuda::sm90 {
-
-constexpr unsigned kAllLanes = 0xffffffffu;
 
 template <int kD_, int kConsumers_, int kStages_, bool kHoldQ_>
 struct ForwardShape {
@@ -41,13 +39,6 @@ struct alignas(1024) ForwardMemory {
   Barrier k_full[S::kStages], k_empty[S::kStages], v_full[S::kStages], v_empty[S::kStages];
 };
 
-template <int kStages>
-struct Stage {  // of a pipeline, and the parity of its barriers' phase, for the use-th use of the pipeline
-  std::uint32_t uses = 0;
-  __device__ __forceinline__ std::uint32_t index() const { return uses % kStages; }
-  __device__ __forceinline__ std::uint32_t parity() const { return uses / kStages & 1; }
-};
-
 // Tiles with the same rows of all heads that share keys follow each other; of heads whose keys fit the L2 together, the
 // last rows, which see most under a causal band, come first.
 __device__ __forceinline__ ForwardTile tile_at(const ForwardParams& p, int index, int rows) {
@@ -67,14 +58,6 @@ __device__ __forceinline__ void load_bounds(const ForwardParams& p, const Forwar
     first[row] = max(p.first[at], 0);
     last[row] = min(p.last[at], p.keys - 1);
   }
-}
-
-template <class S>
-__device__ __forceinline__ void copy_tile(char* to, const CUtensorMap* map, Barrier* full, int slab_bytes, int head,
-                                          int row, int batch) {
-  arrive_expecting(full, S::kSlabs * slab_bytes);
-#pragma unroll
-  for (int slab = 0; slab < S::kSlabs; ++slab) copy_box(to + slab * slab_bytes, map, full, 64 * slab, head, row, batch);
 }
 
 template <class S>
@@ -102,15 +85,15 @@ __device__ __forceinline__ void produce(const ForwardParams& p, ForwardMemory<S>
       tile.key_to = m.last[at][S::kRows - 1];
       m.tile[at] = tile;
       if (S::kHoldQ) wait(&m.q_read, (slot.uses & 1) ^ 1);
-      copy_tile<S>(m.q[at % S::kQueries], &p.q, &m.tile_full[at], S::kQSlab, tile.head, tile.row0, tile.batch);
+      copy_tile<S::kSlabs>(m.q[at % S::kQueries], &p.q, &m.tile_full[at], S::kQSlab, tile.head, tile.row0, tile.batch);
       const int kv_head = tile.head / (p.q_heads / p.kv_heads);
       const int stop = tile.key_from <= tile.key_to ? tile.key_from / S::kKeys : tile.key_to;
       for (int j = tile.key_to >> kForwardKeysLog2; j >= stop && tile.key_from <= tile.key_to; --j, ++stage.uses) {
         const std::uint32_t s = stage.index();
         wait(&m.k_empty[s], stage.parity() ^ 1);
-        copy_tile<S>(m.k[s], &p.k, &m.k_full[s], S::kKeySlab, kv_head, j * S::kKeys, tile.batch);
+        copy_tile<S::kSlabs>(m.k[s], &p.k, &m.k_full[s], S::kKeySlab, kv_head, j * S::kKeys, tile.batch);
         wait(&m.v_empty[s], stage.parity() ^ 1);
-        copy_tile<S>(m.v[s], &p.v, &m.v_full[s], S::kKeySlab, kv_head, j * S::kKeys, tile.batch);
+        copy_tile<S::kSlabs>(m.v[s], &p.v, &m.v_full[s], S::kKeySlab, kv_head, j * S::kKeys, tile.batch);
       }
     }
     __syncwarp();

@@ -66,6 +66,18 @@ __device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, Barri
       "l"(map), "r"(shared_address(b)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
       : "memory");
 }
+// Adds a box of fp32 in shared memory to a tensor of four dimensions; what lies outside the tensor is dropped. The box
+// is free once adds_read() returns, the sums are in memory once adds_done() does, in the thread that commits.
+__device__ __forceinline__ void add_box(const CUtensorMap* map, const void* from, int c0, int c1, int c2, int c3) {
+  asm volatile(
+      "cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+      "r"(shared_address(from)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
+}
+__device__ __forceinline__ void adds_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void adds_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+__device__ __forceinline__ void adds_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
 // Four 8 x 8 tiles of bf16; lane l names row l % 8 of tile l / 8 and gets row l / 4, columns 2 (l % 4) … of each.
 __device__ __forceinline__ void load_tiles(std::uint32_t* to, std::uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -73,8 +85,34 @@ __device__ __forceinline__ void load_tiles(std::uint32_t* to, std::uint32_t addr
                : "r"(address)
                : "memory");
 }
+// The reverse, every tile transposed: lane l holds column l / 4, rows 2 (l % 4) … of what is stored.
+__device__ __forceinline__ void store_tiles_transposed(std::uint32_t address, const std::uint32_t* from) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(from[0]),
+               "r"(from[1]), "r"(from[2]), "r"(from[3])
+               : "memory");
+}
+__device__ __forceinline__ void store_pair(std::uint32_t address, float x, float y) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
+}
 // This thread's ordinary writes to shared memory come before later reads by wgmma and TMA (after a barrier).
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// --- between blocks --------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ int read_acquire(const int* p) {
+  int x;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
+  return x;
+}
+__device__ __forceinline__ void add_release(int* p, int x) {
+  asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
+}
+// Adds without waiting for what was there.
+__device__ __forceinline__ void add_pair(float* p, float x, float y) {
+  asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(p), "f"(x), "f"(y) : "memory");
+}
+// Between ordinary accesses and the copy engine's, in any memory.
+__device__ __forceinline__ void fence_proxies() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
 // --- named barriers and registers ------------------------------------------------------------------------------------
 
@@ -157,15 +195,25 @@ __device__ __forceinline__ std::uint64_t advance(std::uint64_t descriptor, std::
   ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57" \
   ",%58,%59,%60,%61,%62,%63"
 
-// A and B in shared memory, both with the reduced dimension along columns; `add`: D += …, else D = ….
+// A and B in shared memory, A with the reduced dimension along columns, B along rows (kRows = 1) or columns (0);
+// `add`: D += …, else D = ….
+template <int kRows>
 __device__ __forceinline__ void mma_shared(float (&d)[64], std::uint64_t a, std::uint64_t b, int add) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" ANNULUS_MMA_R64 "}, %64, %65, p, 1, 1, 0, 0;\n}\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" ANNULUS_MMA_R64 "}, %64, %65, p, 1, 1, 0, %67;\n}\n"
       : ANNULUS_MMA_F32(d, 0), ANNULUS_MMA_F32(d, 32)
-      : "l"(a), "l"(b), "r"(add));
+      : "l"(a), "l"(b), "r"(add), "n"(kRows));
 }
-// A in registers, B in shared memory with the reduced dimension along rows (kRows = 1) or columns (0).
+template <int kRows>
+__device__ __forceinline__ void mma_shared(float (&d)[32], std::uint64_t a, std::uint64_t b, int add) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" ANNULUS_MMA_R32 "}, %32, %33, p, 1, 1, 0, %35;\n}\n"
+      : ANNULUS_MMA_F32(d, 0)
+      : "l"(a), "l"(b), "r"(add), "n"(kRows));
+}
+// A in registers.
 template <int kRows>
 __device__ __forceinline__ void mma_registers(float (&d)[64], const std::uint32_t* a, std::uint64_t b, int add) {
   asm volatile(
