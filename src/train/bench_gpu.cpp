@@ -63,7 +63,7 @@ double BenchRun::device_ms(const std::function<void()>& call) {
   constexpr int kWarm = 3, kMost = 60;
   std::vector<double> ms;
   double total = 0;
-  for (int i = 0; i < kWarm + kMost && (i < kWarm + 5 || total < 1000); ++i) {
+  for (int i = 0; i < kWarm + kMost && (i < kWarm + 5 || total < 500); ++i) {
     Fence begin, end;
     begin.set(ctx_);
     call();

@@ -27,72 +27,95 @@ class BackwardConsumer {
 
  private:
   static constexpr int kHalves = S::kRows / 64;  // of a tile of rows, one after the other
-  static constexpr int kRowGradient = S::kD / 2;
-  using Pairs = float[32];  // of the 64 keys with 64 rows, in a thread
+  using Pairs = float[32];                       // of the 64 keys with 64 rows, in a thread
   using Packed = std::uint32_t[16];
 
-  // dP runs under the exponentials, dV and Sᵀ of the next half under the gradients of the scores, dK while dQ is
-  // written out, and Sᵀ of the next step is issued as soon as dK leaves it registers.
+  using RowSums = float[S::kD / 2];  // of 64 keys or rows, in a thread
+
   __device__ __forceinline__ void work(const BackwardTile& tile, int steps) {
-    const int key0 = uniform(tile.key0) + 64 * group_;
-    float d_k[kRowGradient], d_v[kRowGradient];
-    Pairs s[kHalves], d_p, d_q;
-    Packed weights, gradients[kHalves];
+    RowSums d_k, d_v;
+    Pairs s[kHalves], d_q;
 #pragma unroll
-    for (int i = 0; i < kRowGradient; ++i) d_k[i] = d_v[i] = 0;
+    for (int i = 0; i < S::kD / 2; ++i) d_k[i] = d_v[i] = 0;
     hold(d_k);
     hold(d_v);
-    wait(&m_.q_full[query_.index()], query_.parity());
-    pair_products(s[0], m_.k, m_.q[query_.index()], 0);
-    for (int left = steps - 1;; --left) {
-      const std::uint32_t row = query_.index(), output = output_.index();
-      wait(&m_.d_o_full[output], output_.parity());
-#pragma unroll
-      for (int half = 0; half < kHalves; ++half) {
-        const int row0 = 64 * half;
-        pair_products(d_p, m_.v, m_.d_o[output], half);
-        mma_wait<1>();
-        hold(s[half]);
-        const bool in_part = m_.first[row][row0 + 63] > key0 || m_.last[row][row0] < key0 + 63;
-        if (in_part) [[unlikely]]
-          mask(s[half], -INFINITY, row, row0, key0);
-        weigh(s[half], row, row0);
-        pack(s[half], weights);
-        if (in_part && m_.some_empty[row] != 0) [[unlikely]]
-          scrub_rows(row, output);
-        add_row_products(d_v, weights, m_.d_o[output], half);
-        mma_wait<1>();
-        hold(d_p);
-        if (half + 1 < kHalves) pair_products(s[half + 1], m_.k, m_.q[row], half + 1);
-        if (in_part) [[unlikely]]
-          mask(d_p, 0, row, row0, key0);
-        differentiate(s[half], d_p, row, row0);
-        pack(d_p, gradients[half]);
-        store_pairs(gradients[half], half);
-      }
-      fence_async_proxy();
-      named_sync(1, 128 * S::kConsumers);
+    const int key0 = uniform(tile.key0) + 64 * group_;
+    step(s, d_k, d_v, begin_step(s[0]), key0);
+    for (int left = steps - 1; left > 0; --left) {  // ptxas wants no product under way where a loop begins anew
       query_gradient(d_q);
-#pragma unroll
-      for (int half = 0; half < kHalves; ++half) add_row_products(d_k, gradients[half], m_.q[row], half);
-      mma_wait<kHalves>();
-      hold(d_q);
-      release(&m_.d_o_empty[output]);
+      end_step();
+      const int flags = begin_step(s[0]);
+      wait(&m_.d_q_empty, (output_.uses & 1) ^ 1);
+      mma_wait<1>();
       write_query_gradient(d_q);
-      ++output_.uses;
-      mma_wait<0>();
-      hold(d_k);
-      release(&m_.q_empty[row]);
-      if (left == 0) break;
-      ++query_.uses;
-      wait(&m_.q_full[query_.index()], query_.parity());
-      pair_products(s[0], m_.k, m_.q[query_.index()], 0);
+      step(s, d_k, d_v, flags, key0);
     }
-    hold(d_v);
+    query_gradient(d_q);
+    end_step();
+    wait(&m_.d_q_empty, (output_.uses & 1) ^ 1);
+    mma_wait<0>();
     release(&m_.kv_empty);
-    ++query_.uses;
+    write_query_gradient(d_q);
     add_gradient(p_.d_k, d_k, tile, key0);
     add_gradient(p_.d_v, d_v, tile, key0);
+  }
+
+  // From Sᵀ of its first half, which is under way, to dS in shared memory. dP runs under the exponentials, dV and Sᵀ of
+  // the next half under the gradients of the scores, dK while they are exchanged; dQ and Sᵀ of the next step while dQ
+  // is written out. What is read from shared memory is asked for before a wait.
+  __device__ __forceinline__ void step(Pairs (&s)[kHalves], RowSums& d_k, RowSums& d_v, int flags, int key0) {
+    const std::uint32_t row = query_.index(), output = output_.index();
+    Pairs d_p;
+    Packed weights, gradients[kHalves];
+    wait(&m_.d_o_full[output], output_.parity());
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      const int row0 = 64 * half;
+      const bool in_part = (flags >> (2 * half + group_) & 1) != 0;
+      pair_products(d_p, m_.v, m_.d_o[output], half);
+      float2 of_rows[8];
+      load_of_rows(of_rows, m_.lse[row] + row0);
+      mma_wait<1>();
+      hold(s[half]);
+      if (in_part) [[unlikely]]
+        mask(s[half], -INFINITY, row, row0, key0);
+      weigh(s[half], of_rows);
+      pack(s[half], weights);
+      if ((flags & kSomeEmpty) != 0) [[unlikely]]
+        scrub_rows(row, output);
+      add_row_products(d_v, weights, m_.d_o[output], half);
+      load_of_rows(of_rows, m_.delta[row] + row0);
+      mma_wait<1>();
+      hold(d_p);
+      if (half + 1 < kHalves) pair_products(s[half + 1], m_.k, m_.q[row], half + 1);
+      if (in_part) [[unlikely]]
+        mask(d_p, 0, row, row0, key0);
+      differentiate(s[half], d_p, of_rows);
+      pack(d_p, gradients[half]);
+      store_pairs(gradients[half], half);
+      add_row_products(d_k, gradients[half], m_.q[row], half);
+    }
+    fence_async_proxy();
+    named_sync(1, 128 * S::kConsumers);
+    mma_wait<0>();
+    hold(d_k);
+    hold(d_v);
+  }
+
+  // Its rows are of no use any more.
+  __device__ __forceinline__ void end_step() {
+    release(&m_.q_empty[query_.index()]);
+    release(&m_.d_o_empty[output_.index()]);
+    ++query_.uses;
+  }
+
+  // Issues Sᵀ of the step's first half; its flags.
+  __device__ __forceinline__ int begin_step(Pairs& s) const {
+    const std::uint32_t row = query_.index();
+    wait(&m_.q_full[row], query_.parity());
+    const int flags = m_.flags[row];
+    pair_products(s, m_.k, m_.q[row], 0);
+    return uniform(flags);
   }
 
   // [64 keys x 64 rows] = keys · rowsᵀ, of k and q or of v and d_o.
@@ -110,8 +133,7 @@ class BackwardConsumer {
   }
 
   // [64 keys x D] += pairs · rows.
-  __device__ __forceinline__ void add_row_products(float (&d)[kRowGradient], Packed& pairs, const char* rows,
-                                                   int half) const {
+  __device__ __forceinline__ void add_row_products(RowSums& d, Packed& pairs, const char* rows, int half) const {
     const std::uint64_t b = descriptor_of_rows(shared_address(rows) + 64 * 128 * half, S::kRowSlab);
     hold(d);
     hold(pairs);
@@ -154,31 +176,33 @@ class BackwardConsumer {
     }
   }
 
+  // Values of the rows whose pairs this thread has.
+  __device__ __forceinline__ void load_of_rows(float2 (&x)[8], const float* from) const {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) x[j] = *reinterpret_cast<const float2*>(from + 2 * (thread_ % 4) + 8 * j);
+  }
+
   // Scores become weights.
-  __device__ __forceinline__ void weigh(Pairs& s, std::uint32_t row, int row0) const {
-    const float* lse = m_.lse[row] + row0 + 2 * (thread_ % 4);
+  __device__ __forceinline__ void weigh(Pairs& s, const float2 (&lse)[8]) const {
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      const float2 offset = *reinterpret_cast<const float2*>(lse + 8 * j);
 #pragma unroll
       for (int r = 0; r < 4; r += 2) {
-        s[4 * j + r] = exp2_fast(fmaf(s[4 * j + r], p_.scale_log2, -offset.x));
-        s[4 * j + r + 1] = exp2_fast(fmaf(s[4 * j + r + 1], p_.scale_log2, -offset.y));
+        s[4 * j + r] = exp2_fast(fmaf(s[4 * j + r], p_.scale_log2, -lse[j].x));
+        s[4 * j + r + 1] = exp2_fast(fmaf(s[4 * j + r + 1], p_.scale_log2, -lse[j].y));
       }
     }
   }
 
   // d_p becomes scale · weight · (d_p − delta).
-  __device__ __forceinline__ void differentiate(const Pairs& weight, Pairs& d_p, std::uint32_t row, int row0) const {
-    const float* delta = m_.delta[row] + row0 + 2 * (thread_ % 4);
+  __device__ __forceinline__ void differentiate(const Pairs& weight, Pairs& d_p, const float2 (&delta)[8]) const {
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      const float2 offset = *reinterpret_cast<const float2*>(delta + 8 * j);
 #pragma unroll
       for (int r = 0; r < 4; r += 2) {
         const int i = 4 * j + r;
-        d_p[i] = weight[i] * fmaf(d_p[i], p_.scale, -offset.x);
-        d_p[i + 1] = weight[i + 1] * fmaf(d_p[i + 1], p_.scale, -offset.y);
+        d_p[i] = weight[i] * fmaf(d_p[i], p_.scale, -delta[j].x);
+        d_p[i + 1] = weight[i + 1] * fmaf(d_p[i + 1], p_.scale, -delta[j].y);
       }
     }
   }
@@ -202,12 +226,12 @@ class BackwardConsumer {
     for (int i = 0; i < 4; ++i) store_tiles_transposed(to + 2048 * i, gradients + 4 * i);
   }
 
-  __device__ __forceinline__ void write_query_gradient(const Pairs& d_q) const {
+  __device__ __forceinline__ void write_query_gradient(Pairs& d_q) {
+    hold(d_q);
     constexpr bool kByColumns = S::kD == 128;
     const int row = thread_ / 32 * 16 + product_row(thread_ % 32 / 4) + (kByColumns ? 0 : 64 * group_);
     const std::uint32_t to = shared_address(m_.d_q) + (kByColumns ? 2 * S::kRowSlab * group_ : 0) + row * 128 +
                              (thread_ % 4 * 8 ^ row % 8 * 16);
-    wait(&m_.d_q_empty, (output_.uses & 1) ^ 1);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const std::uint32_t at = (to ^ (j % 4 * 32)) + j / 4 * S::kRowSlab;
@@ -215,12 +239,12 @@ class BackwardConsumer {
       store_pair(at + 1024, d_q[4 * j + 2], d_q[4 * j + 3]);
     }
     fence_async_proxy();
-    release(&m_.d_q_full);
+    named_arrive(kGradientReady + static_cast<int>(output_.uses % 2), 128 * S::kConsumers + 32);
+    ++output_.uses;
   }
 
   // No other block adds to these keys.
-  __device__ __forceinline__ void add_gradient(float* to, const float (&d)[kRowGradient], const BackwardTile& tile,
-                                               int key0) const {
+  __device__ __forceinline__ void add_gradient(float* to, const RowSums& d, const BackwardTile& tile, int key0) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int key = key0 + own_key(r);
@@ -270,8 +294,8 @@ class BackwardConsumer {
   const BackwardParams& p_;
   BackwardMemory<S>& m_;
   const int group_, thread_;
-  Stage<S::kQueries> query_;  // the step whose scores come next
-  Stage<S::kOutputs> output_;
+  Stage<S::kQueries> query_;   // the step whose scores come next
+  Stage<S::kOutputs> output_;  // the step whose d_q is not written yet
 };
 
 }  // namespace annulus::attention::cuda::sm90

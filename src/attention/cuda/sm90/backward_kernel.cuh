@@ -5,8 +5,8 @@
 // heads of the group visit, from the last that see the keys to the first, head after head for the same rows. Two
 // consumer warpgroups own 64 keys each, with their d_k and d_v in registers: Sᵀ = K Qᵀ, dPᵀ = V dOᵀ, dV += Pᵀ dO and
 // dK += dSᵀ Q, with Pᵀ and dSᵀ from registers; dS goes through shared memory for dQ = dS K, which the copy engine adds
-// to d_q, in the order of the keys. Warps of the first warpgroup: 0 takes tiles, 1 copies, 2 brings the
-// rows' statistics, 3 adds to d_q. In that order, without p.ordered aside, the result has the same bits every time.
+// to d_q, in the order of the keys. Warps of the first warpgroup: 0 takes tiles and brings the rows' statistics, 1
+// copies, 2 and 3 add to d_q. In that order, without p.ordered aside, the result has the same bits every time.
 #pragma once
 
 #include "attention/cuda/sm90/backward_consumer.cuh"
@@ -20,7 +20,6 @@ __device__ __forceinline__ void init_barriers(BackwardMemory<S>& m) {
     barrier_init(&m.tile_full[i], 32);  // every thread that writes or reads tiles arrives, as racecheck expects
     barrier_init(&m.tile_empty[i], 96 + 128 * S::kConsumers);
   }
-  barrier_init(&m.tile_wanted, 32);
   barrier_init(&m.kv_full, 1);
   barrier_init(&m.kv_empty, kReaders);
   for (int i = 0; i < S::kQueries; ++i) {
@@ -31,7 +30,6 @@ __device__ __forceinline__ void init_barriers(BackwardMemory<S>& m) {
     barrier_init(&m.d_o_full[i], 1);
     barrier_init(&m.d_o_empty[i], kReaders);
   }
-  barrier_init(&m.d_q_full, kReaders);
   barrier_init(&m.d_q_empty, 1);
   barrier_init_done();
 }
@@ -50,13 +48,13 @@ __global__ void __launch_bounds__(S::kThreads, 1) band_backward_kernel(const __g
     give_registers<S::kProducerRegisters>();
     switch (uniform(static_cast<int>(threadIdx.x) / 32)) {
       case 0:
-        return take_tiles<S>(p, m);
+        return bring_statistics<S>(p, m);
       case 1:
         return copy_backward<S>(p, m);
       case 2:
-        return bring_statistics<S>(p, m);
+        return add_query_gradients<S>(p, m, 0);
       default:
-        return add_query_gradients<S>(p, m);
+        return add_query_gradients<S>(p, m, 1);
     }
   } else {
     take_registers<S::kConsumerRegisters>();

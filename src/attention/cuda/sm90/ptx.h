@@ -111,13 +111,16 @@ __device__ __forceinline__ void add_release(int* p, int x) {
 __device__ __forceinline__ void add_pair(float* p, float x, float y) {
   asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(p), "f"(x), "f"(y) : "memory");
 }
-// Between ordinary accesses and the copy engine's, in any memory.
-__device__ __forceinline__ void fence_proxies() { asm volatile("fence.proxy.async;" ::: "memory"); }
+// This thread's ordinary accesses to global memory come before its later copies and adds.
+__device__ __forceinline__ void fence_async_proxy_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 // --- named barriers and registers ------------------------------------------------------------------------------------
 
 __device__ __forceinline__ void named_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void named_arrive(int id, int threads) {  // and goes on
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 template <int kRegisters>
 __device__ __forceinline__ void take_registers() {
