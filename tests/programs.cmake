@@ -31,6 +31,11 @@ if(ANNULUS_CUDA)
   endforeach()
 endif()
 
+if(ANNULUS_CUDA AND "90a" IN_LIST ANNULUS_CUDA_ARCHITECTURES)
+  add_test(NAME compiler_report COMMAND bash ${CMAKE_CURRENT_SOURCE_DIR}/program/compiler_report_test.sh ${CMAKE_BINARY_DIR})
+  set_tests_properties(compiler_report PROPERTIES TIMEOUT 300 PROCESSORS 2 LABELS compiler SKIP_RETURN_CODE 77)
+endif()
+
 # program/<name>_test.sh PROGRAM [CONFIGS]: the whole program, under mpirun and alone, as people run it. Wall time is
 # that of starting some hundred small jobs.
 foreach(name cli equal_runs resume crash_save signals bad_input full_disk evaluate prepare uptrain convert generate)
