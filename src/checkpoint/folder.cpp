@@ -156,6 +156,16 @@ void rename_path(const std::string& from, const std::string& to) {
   if (::rename(from.c_str(), to.c_str()) != 0) fail(from, ("rename to " + to).c_str());
 }
 
+void rename_to_new(const std::string& from, const std::string& to) {
+  if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) != 0) {
+    if (errno == EEXIST || exists(to)) {
+      throw CheckpointError(fmt::format("{}: has appeared meanwhile; name a folder that is not there", to));
+    }
+    rename_path(from, to);  // a file system without the flag
+  }
+  sync_file(parent_of(to));
+}
+
 void commit_rename(const std::string& from, const std::string& to, const std::string& displaced) {
   if (exists(to)) {
     if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) == 0) {
@@ -168,6 +178,15 @@ void commit_rename(const std::string& from, const std::string& to, const std::st
     rename_path(from, to);
   }
   sync_file(parent_of(to));
+}
+
+void clear_folder(const std::string& path) {
+  std::error_code error;
+  for (auto it = std::filesystem::directory_iterator(path, error);
+       !error && it != std::filesystem::directory_iterator(); it.increment(error)) {
+    std::filesystem::remove_all(it->path(), error);
+  }
+  if (error) throw CheckpointError(fmt::format("{}: cannot be emptied: {}", path, error.message()));
 }
 
 bool delete_tree(const std::string& path, const std::function<void()>& between) {

@@ -49,9 +49,12 @@ std::string read_file(const std::string& path, std::int64_t max_bytes);
 std::int64_t file_size(const std::string& path);
 bool exists(const std::string& path);
 void rename_path(const std::string& from, const std::string& to);
+// The same where `to` must not be there: CheckpointError if it is. Syncs the parent.
+void rename_to_new(const std::string& from, const std::string& to);
 // Renames folder `from` to `to` and syncs the parent. A folder that `to` already is, is exchanged for it in one step
 // where the file system can, and left under `displaced`.
 void commit_rename(const std::string& from, const std::string& to, const std::string& displaced);
+void clear_folder(const std::string& path);  // deletes everything in it
 // Deletes a folder with everything in it; `between` after each file. False if something is left.
 bool delete_tree(const std::string& path, const std::function<void()>& between = nullptr);
 

@@ -4,6 +4,7 @@
 
 #include "checkpoint/folder.h"
 #include "checkpoint/huggingface.h"
+#include "checkpoint/new_folder.h"
 #include "checkpoint/safetensors.h"
 
 namespace annulus::checkpoint {
@@ -65,29 +66,19 @@ std::vector<std::string> companions_of(const std::string& folder) {
 }
 
 Written write_huggingface(const HuggingFaceOutput& output) {
-  std::string path = output.folder;
-  while (path.size() > 1 && path.ends_with('/')) path.pop_back();
-  if (exists(path)) throw CheckpointError(fmt::format("{}: is there already; name a folder that is not", path));
   const std::string config = to_huggingface_json(output.config, stored_type(output.tensors));
-  const std::string tmp = path + ".tmp";
-  delete_tree(tmp);
-  try {
-    make_folders(tmp);
-    Written written;
-    write_files(output, tmp, written);
-    for (const std::string& from : output.companions) {
-      const std::string to = tmp + "/" + std::filesystem::path(from).filename().string();
-      constexpr std::int64_t kMaxCompanion = std::int64_t{1} << 30;
-      write_file(to, read_file(from, kMaxCompanion));
-    }
-    write_file(tmp + "/config.json", config);
-    sync_file(tmp);
-    commit_rename(tmp, path, path + ".displaced");
-    return written;
-  } catch (...) {
-    delete_tree(tmp);
-    throw;
+  NewFolder out(output.folder);
+  Written written;
+  write_files(output, out.tmp(), written);
+  for (const std::string& from : output.companions) {
+    const std::string to = out.tmp() + "/" + std::filesystem::path(from).filename().string();
+    constexpr std::int64_t kMaxCompanion = std::int64_t{1} << 30;
+    write_file(to, read_file(from, kMaxCompanion));
   }
+  write_file(out.tmp() + "/config.json", config);
+  sync_file(out.tmp());
+  out.commit();
+  return written;
 }
 
 }  // namespace annulus::checkpoint

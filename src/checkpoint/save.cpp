@@ -82,7 +82,7 @@ ShardReport write_shard(const ShardJob& job) {
   return report;
 }
 
-std::int64_t commit(const std::string& tmp, const std::string& folder, const std::string& displaced, const Meta& meta,
+std::int64_t commit(const std::string& tmp, const std::function<void()>& rename, const Meta& meta,
                     std::vector<ShardReport> reports) {
   const auto at = [&](const char* point) { reach(point, 0, meta.step); };
   Manifest manifest{meta, {}, {}};
@@ -111,7 +111,7 @@ std::int64_t commit(const std::string& tmp, const std::string& folder, const std
   write_file(tmp + "/" + kManifestName, text, [&] { at("mid_manifest"); });
   sync_file(tmp);
   at("after_manifest");
-  commit_rename(tmp, folder, displaced);
+  rename();
   at("after_rename");
 
   std::int64_t bytes = static_cast<std::int64_t>(text.size());

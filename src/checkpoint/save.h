@@ -24,9 +24,9 @@ struct ShardJob {
 // Hashes, writes, closes and fsyncs.
 ShardReport write_shard(const ShardJob& job);
 
-// Writes checkpoint.h5 and the manifest into `tmp`, renames it to `folder` and syncs the parent. What `folder` was
-// before is left in `displaced`. Returns the bytes of all files.
-std::int64_t commit(const std::string& tmp, const std::string& folder, const std::string& displaced, const Meta& meta,
+// Writes checkpoint.h5 and the manifest into `tmp`, syncs it and calls `rename`, which gives it its name. Returns the
+// bytes of all files.
+std::int64_t commit(const std::string& tmp, const std::function<void()>& rename, const Meta& meta,
                     std::vector<ShardReport> reports);
 
 // Renames to .trash-… the checkpoints that `keep` newer whole ones (`step` and older) make superfluous, returns the new

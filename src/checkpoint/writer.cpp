@@ -13,6 +13,7 @@
 #include "checkpoint/fault.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/new_folder.h"
 #include "checkpoint/save.h"
 #include "checkpoint/store.h"
 
@@ -185,7 +186,9 @@ Outcome Writer::Impl::commit_all(const std::vector<std::string>& reports, std::v
   Outcome out{true, "", folder(meta.step), meta.step, 0, 0};
   const std::string displaced = options.run_dir + "/.trash-" + step_name(meta.step);
   delete_tree(displaced);
-  out.bytes = commit(out.path + ".tmp", out.path, displaced, meta, std::move(parsed));
+  const std::string tmp = out.path + ".tmp";
+  out.bytes = commit(
+      tmp, [&] { commit_rename(tmp, out.path, displaced); }, meta, std::move(parsed));
   if (exists(displaced)) trash.push_back(displaced);
   out.seconds = std::chrono::duration<double>(Clock::now() - started).count();
   out.message = fmt::format("checkpoint {} written: {} in {:.1f} s", out.path, human_bytes(out.bytes), out.seconds);
@@ -320,17 +323,8 @@ std::optional<Outcome> Writer::wait_and_finish() {
 
 std::int64_t write_folder(const std::string& folder, const Meta& meta, const std::vector<Slice>& slices) {
   check_slices(slices);
-  std::string path = folder;
-  while (path.size() > 1 && path.ends_with('/')) path.pop_back();
-  if (exists(path)) throw CheckpointError(fmt::format("{}: is there already; name a folder that is not", path));
-  const std::string tmp = path + ".tmp";
-  delete_tree(tmp);
-  try {
-    return commit(tmp, path, path + ".displaced", meta, {write_shard({tmp, 0, meta.step, slices, {}})});
-  } catch (...) {
-    delete_tree(tmp);
-    throw;
-  }
+  NewFolder out(folder);
+  return commit(out.tmp(), [&] { out.commit(); }, meta, {write_shard({out.tmp(), 0, meta.step, slices, {}})});
 }
 
 }  // namespace annulus::checkpoint

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/folder.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/save.h"
 #include "checkpoint/store.h"
@@ -119,7 +120,8 @@ inline void save_as(int ranks, const std::string& folder, const std::vector<Tens
     const Shards shards = shards_of(tensors, r, ranks, static_cast<std::uint64_t>(step));
     reports.push_back(write_shard({folder + ".tmp", r, step, shards.slices, {}}));
   }
-  commit(folder + ".tmp", folder, folder + ".displaced", meta_of(step), std::move(reports));
+  const auto rename = [&] { commit_rename(folder + ".tmp", folder, folder + ".displaced"); };
+  commit(folder + ".tmp", rename, meta_of(step), std::move(reports));
 }
 
 // Reads [begin, begin + count) in its own type over memory full of 0xAA and compares bits.

@@ -8,7 +8,7 @@
 #include <string>
 
 TEST(Version, IsTheProjects) {
-  const auto root = std::filesystem::path(__FILE__).parent_path().parent_path().parent_path();
+  const auto root = std::filesystem::path(ANNULUS_ROOT);
   std::ifstream file(root / "CMakeLists.txt");
   std::ostringstream text;
   text << file.rdbuf();

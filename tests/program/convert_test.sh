@@ -7,9 +7,9 @@ tiny_run
 expect 0 'saved' train 2 run --set train.steps=40
 
 convert() { expect "$1" "$2" "$program" convert "${@:3}"; }
-# loss_of RANKS MODEL [ARGUMENTS]: of the held-out text, into `loss`.
+# loss_of RANKS MODEL [ARGUMENTS]: of the held-out text, in fp64, which any number of ranks agrees on; into `loss`.
 loss_of() {
-  expect 0 '"loss":' ranks "$1" "$program" evaluate "$2" --data held_out.txt --json "${@:3}"
+  expect 0 '"loss":' ranks "$1" "$program" evaluate "$2" --data held_out.txt --json --precision fp64 "${@:3}"
   loss=$(sed 's/.*"loss":\([^,]*\),"perp.*/\1/' out)
 }
 # near A B TOLERANCE TEXT: relative.
@@ -58,7 +58,7 @@ convert 0 'huggingface' run hf --format huggingface
 loss_of 1 hf
 near "$loss" "$before" 1e-9 'a HuggingFace folder'
 loss_of 3 hf
-near "$loss" "$before" 1e-6 'a HuggingFace folder on three ranks'
+near "$loss" "$before" 1e-9 'a HuggingFace folder on three ranks'
 convert 0 'written' hf/ back/
 loss_of 1 back
 near "$loss" "$before" 1e-9 'there and back'
@@ -87,7 +87,7 @@ loss_of 1 heads-2
 near "$loss" "$before" 1e-9 'as many heads as there are'
 convert 0 'mean of 2' hf heads-hf --kv-heads 1 --format huggingface
 loss_of 1 heads-hf
-near "$loss" "$loss_mean" 1e-7 'pooled in a HuggingFace folder'
+near "$loss" "$loss_mean" 1e-9 'pooled in a HuggingFace folder'
 
 # ---- sparse attention
 small=(--set model.nsa.block=4 --set model.nsa.stride=2 --set model.nsa.select_block=8 --set model.nsa.select_count=4
@@ -97,7 +97,7 @@ loss_of 1 sparse
 sparse=$loss
 near "$sparse" "$before" 0.2 'sparse attention starts near dense'
 loss_of 2 sparse
-near "$loss" "$sparse" 1e-6 'sparse attention on two ranks'
+near "$loss" "$sparse" 1e-9 'sparse attention on two ranks'
 expect 0 'window = 12' "$program" inspect sparse
 convert 0 'num_key_value_heads 2 -> 1' run sparse-1 --attention nsa "${small[@]}" --kv-heads 1
 convert 0 'num_key_value_heads 2 -> 1' sparse sparse-2 --kv-heads 1

@@ -12,7 +12,7 @@
 namespace annulus::train {
 namespace {
 
-const std::filesystem::path kRoot = std::filesystem::path(__FILE__).parent_path().parent_path().parent_path();
+const std::filesystem::path kRoot = ANNULUS_ROOT;
 
 template <class Action>
 std::string refusal(Action action) {

@@ -21,8 +21,7 @@ namespace {
 using data::testing::TempFolder;
 using nlohmann::json;
 
-const std::string kFixtures =
-    (std::filesystem::path(__FILE__).parent_path().parent_path() / "fixtures" / "hf").string();
+const std::string kFixtures = ANNULUS_ROOT "/tests/fixtures/hf";
 
 std::vector<std::string> fixtures() {
   std::vector<std::string> out;
