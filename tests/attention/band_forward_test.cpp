@@ -209,6 +209,22 @@ TEST(BandForward, PollsFromTheMainThread) {
   EXPECT_FALSE(polled_elsewhere);
 }
 
+// A step of generation: threads share the keys.
+TEST(BandForward, OneTokenHasTheSameBitsOnAnyNumberOfThreads) {
+  BandCase band{
+      "one token", {.batch = 1, .queries = 1, .keys = 5003, .query_heads = 4, .kv_heads = 1, .depth = 64}, {3}, {5002}};
+  const auto in = convert<float>(random_input(band, 9));
+  const int threads = omp_get_max_threads();
+  BandState<float> one, three;
+  omp_set_num_threads(1);
+  run_forward(in, one, false);
+  omp_set_num_threads(3);
+  run_forward(in, three, false);
+  omp_set_num_threads(threads);
+  EXPECT_TRUE(same_bits(one.o, three.o));
+  EXPECT_TRUE(same_bits(one.lse, three.lse));
+}
+
 TEST(BandForward, RefusesWhatItCannotCompute) {
   TestDevice device(DeviceKind::cpu);
   Context& ctx = device.context();

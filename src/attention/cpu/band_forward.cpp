@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "attention/band_workspace.h"
+#include "attention/cpu/band_one_token.h"
 #include "attention/cpu/strip.h"
 
 namespace annulus::attention::cpu {
@@ -205,10 +206,15 @@ void forward(Context& ctx, const BandForward& args) {
 }  // namespace
 
 std::int64_t workspace_bytes(const BandForward& args) {
+  if (is_one_token(args)) return one_token_bytes(args);
   return args.q.dtype == DType::f64 ? forward_bytes<double>(args) : forward_bytes<float>(args);
 }
 
 void band_forward(Context& ctx, const BandForward& args) {
+  if (is_one_token(args)) {
+    const ops::Workspace workspace(ctx, "band_forward", one_token_bytes(args));
+    return one_token_forward(ctx, args, workspace.as<std::byte>());
+  }
   if (args.q.dtype == DType::f64) forward<double>(ctx, args);
   else forward<float>(ctx, args);
 }
