@@ -14,21 +14,55 @@ namespace {
 constexpr std::int64_t kRangeKeys = 512;  // keys that are a part of the sums: fixed, so that threads change no bits
 constexpr std::int64_t kTile = 32;        // keys whose scores are kept
 
-// Lanes are added in pairs, always the same ones.
+constexpr int kTogether = 4;  // keys, or vectors of columns, whose sums stay in registers
+
+// Scores of `count` rows of k, kTogether or less; a row's arithmetic does not depend on the others.
 template <class T>
-T dot(const T* a, const T* b, std::int64_t n) {
+void dot_rows(const T* q, const T* k, std::int64_t stride, std::int64_t depth, std::int64_t count, T scale, T* scores) {
   constexpr int kWidth = kLanes<T>;
-  alignas(64) T sum[kWidth] = {};
+  alignas(64) T sum[kTogether][kWidth] = {};
+  const T* rows[kTogether];
+  for (int r = 0; r < kTogether; ++r) rows[r] = k + std::min<std::int64_t>(r, count - 1) * stride;
   std::int64_t d = 0;
-  for (; d + kWidth <= n; d += kWidth) {
+  for (; d + kWidth <= depth; d += kWidth) {
+    for (int r = 0; r < kTogether; ++r) {
 #pragma omp simd
-    for (int x = 0; x < kWidth; ++x) sum[x] += a[d + x] * b[d + x];
+      for (int x = 0; x < kWidth; ++x) sum[r][x] += q[d + x] * rows[r][d + x];
+    }
   }
-  for (int x = 0; d < n; ++d, ++x) sum[x] += a[d] * b[d];
-  for (int half = kWidth / 2; half > 0; half /= 2) {
-    for (int x = 0; x < half; ++x) sum[x] += sum[x + half];
+  for (int x = 0; d < depth; ++d, ++x) {
+    for (int r = 0; r < kTogether; ++r) sum[r][x] += q[d] * rows[r][d];
   }
-  return sum[0];
+  for (std::int64_t r = 0; r < count; ++r) {
+    T total = 0;
+    for (int x = 0; x < kWidth; ++x) total += sum[r][x];
+    scores[r] = total * scale;
+  }
+}
+
+// o = o · factor + Σ_j weights[j] · (row j of v).
+template <class T>
+void add_rows(const T* weights, const T* v, std::int64_t stride, std::int64_t depth, std::int64_t count, T factor,
+              T* o) {
+  constexpr std::int64_t kColumns = kTogether * kLanes<T>;
+  std::int64_t d = 0;
+  for (; d + kColumns <= depth; d += kColumns) {
+    alignas(64) T sum[kColumns];
+#pragma omp simd
+    for (int x = 0; x < kColumns; ++x) sum[x] = o[d + x] * factor;
+    for (std::int64_t j = 0; j < count; ++j) {
+      const T weight = weights[j];
+      const T* row = v + j * stride + d;
+#pragma omp simd
+      for (int x = 0; x < kColumns; ++x) sum[x] += weight * row[x];
+    }
+    std::copy_n(sum, kColumns, o + d);
+  }
+  for (; d < depth; ++d) {
+    T sum = o[d] * factor;
+    for (std::int64_t j = 0; j < count; ++j) sum += weights[j] * v[j * stride + d];
+    o[d] = sum;
+  }
 }
 
 template <class T>
@@ -83,28 +117,21 @@ class OneToken {
     const std::int64_t depth = shape_.depth, row = shape_.kv_stride();
     const T* q = args_.q.as<T>() + batch * shape_.query_heads * depth;
     const T *k = args_.k.as<T>() + batch * shape_.keys * row, *v = args_.v.as<T>() + batch * shape_.keys * row;
-    for (std::int64_t key = keys.begin; key < keys.end; ++key) {
-      for (std::int64_t head = 0; head < shape_.query_heads; ++head) {
-        scores[head * kTile + key - keys.begin] =
-            dot(q + head * depth, k + key * row + head / shape_.group * depth, depth) * scale_;
-      }
-    }
+    const std::int64_t count = keys.end - keys.begin;
     for (std::int64_t head = 0; head < shape_.query_heads; ++head) {
-      soften(parts + head * part_size(shape_), scores + head * kTile, keys.end - keys.begin);
-    }
-    for (std::int64_t key = keys.begin; key < keys.end; ++key) {
-      for (std::int64_t head = 0; head < shape_.query_heads; ++head) {
-        const T weight = scores[head * kTile + key - keys.begin];
-        const T* from = v + key * row + head / shape_.group * depth;
-        T* o = parts + head * part_size(shape_) + 2;
-#pragma omp simd
-        for (std::int64_t d = 0; d < depth; ++d) o[d] += weight * from[d];
+      const std::int64_t offset = keys.begin * row + head / shape_.group * depth;
+      T *part = parts + head * part_size(shape_), *own = scores + head * kTile;
+      for (std::int64_t j = 0; j < count; j += kTogether) {
+        dot_rows(q + head * depth, k + offset + j * row, row, depth, std::min<std::int64_t>(kTogether, count - j),
+                 scale_, own + j);
       }
+      const T factor = soften(part, own, count);
+      add_rows(own, v + offset, row, depth, count, factor, part + 2);
     }
   }
 
-  // Scores become weights of the maximum so far; what there is shrinks to it.
-  void soften(T* part, T* scores, std::int64_t count) const {
+  // Scores become weights of the maximum so far; returns what the sums before shrink by.
+  static T soften(T* part, T* scores, std::int64_t count) {
     T maximum = part[0];
     for (std::int64_t j = 0; j < count; ++j) maximum = std::max(maximum, scores[j]);
     const T shift = maximum == -std::numeric_limits<T>::infinity() ? T(0) : maximum;
@@ -115,8 +142,7 @@ class OneToken {
     for (std::int64_t j = 0; j < count; ++j) sum += scores[j];
     part[0] = maximum;
     part[1] = sum;
-    if (factor == 1) return;
-    for (std::int64_t d = 0; d < shape_.depth; ++d) part[2 + d] *= factor;
+    return factor;
   }
 
   // The ranges' parts, in order.
@@ -151,7 +177,10 @@ class OneToken {
 
 }  // namespace
 
-bool is_one_token(const BandForward& args) { return args.q.dim(1) == 1 && !args.has_state; }
+bool is_one_token(const BandForward& args) {
+  constexpr std::int64_t kMostGroup = 4;  // more heads fill the lanes of a strip well enough
+  return args.q.dim(1) == 1 && !args.has_state && args.q.dim(2) <= kMostGroup * args.k.dim(2);
+}
 
 std::int64_t one_token_bytes(const BandForward& args) {
   const BandShape shape(args.q, args.k);

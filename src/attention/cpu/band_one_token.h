@@ -1,6 +1,6 @@
-// Banded attention forward of one token a sequence, without carried state: what a step of generation is. Memory is the
-// limit then, and the strips of band_forward.cpp would leave lanes empty: here a head's columns lie along them, and
-// threads share the keys, since there may be fewer KV heads than threads.
+// Banded attention forward of one token a sequence, without carried state, where few query heads share a KV head: a
+// step of generation. Memory is the limit then, and the strips of band_forward.cpp would leave lanes empty: here a
+// head's columns lie along them, rows of k and v are read in the order of memory, and threads share the keys.
 #pragma once
 
 #include "attention/band.h"
