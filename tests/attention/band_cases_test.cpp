@@ -94,7 +94,8 @@ const BandSize kSizes[] = {
     {.batch = 1, .queries = 1, .keys = 1, .query_heads = 2, .kv_heads = 1, .depth = 5},
     {.batch = 1, .queries = 100, .keys = 40, .query_heads = 16, .kv_heads = 2, .depth = 48},
     {.batch = 1, .queries = 29, .keys = 113, .query_heads = 2, .kv_heads = 1, .depth = 128},
-    {.batch = 2, .queries = 1, .keys = 1301, .query_heads = 8, .kv_heads = 2, .depth = 64},  // one token: ranges of keys
+    {.batch = 2, .queries = 1, .keys = 1301, .query_heads = 8, .kv_heads = 2, .depth = 64},  // one token: ranges of
+                                                                                             // keys
     {.batch = 1, .queries = 1, .keys = 600, .query_heads = 3, .kv_heads = 3, .depth = 7},
 };
 
